@@ -1,0 +1,143 @@
+//! What a client asks of the engine, and the events it gets back.
+//!
+//! One contract per request: at most one `Scheduled`, then tokens, then exactly one `Finished`, whatever happens
+//! (refusal, cancellation and failure included). Events are delivered from the engine thread through a sink that must
+//! not block.
+
+use thiserror::Error;
+
+use crate::step::{ReturnLogits, Sampling, Token, TokenLogprobs};
+
+/// Identity of a request inside one engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// A generation request: tokens in, tokens out.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// Prompt tokens; at least one, each below the vocabulary size.
+    pub prompt: Vec<Token>,
+    /// Most tokens to generate; the context limit may end it earlier (finish reason `Length`).
+    pub max_tokens: u32,
+    /// Stop tokens are not honoured before this many tokens.
+    pub min_tokens: u32,
+    /// Tokens that end the generation; they are counted and delivered as the last token.
+    pub stop_tokens: Vec<Token>,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Lower runs earlier; 0 is normal.
+    pub priority: i32,
+    /// Keeps cached prefixes of tenants apart: equal prompts with different salts share nothing.
+    pub salt: u64,
+    /// Logits to hand back (proofs and tests).
+    pub logits: ReturnLogits,
+}
+
+/// Why a request ended.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FinishReason {
+    /// A stop token was generated.
+    Stop(Token),
+    /// `max_tokens` or the context limit was reached.
+    Length,
+    /// The client cancelled.
+    Cancelled,
+    /// It can never run here; nothing was computed.
+    Refused(Refusal),
+    /// The backend or the server failed while it ran.
+    Failed(String),
+}
+
+/// Why a request can never run, with the numbers.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Refusal {
+    /// Nothing to compute.
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    /// A token id out of range.
+    #[error("prompt token {token} at position {position} is not below the vocabulary size {vocab}")]
+    BadToken {
+        /// The id.
+        token: Token,
+        /// Where.
+        position: usize,
+        /// Vocabulary rows.
+        vocab: u32,
+    },
+    /// Longer than the context.
+    #[error("the prompt has {prompt} tokens and max_tokens is {max_tokens}; together they exceed the context of {context} tokens")]
+    TooLong {
+        /// Prompt tokens.
+        prompt: usize,
+        /// Tokens asked for.
+        max_tokens: u32,
+        /// Context limit.
+        context: u32,
+    },
+    /// More cache than exists.
+    #[error("{tokens} tokens need {need} units of the {pool} cache pool, and it has {have} in all")]
+    NeverFits {
+        /// Prompt and output tokens.
+        tokens: u64,
+        /// Pool name.
+        pool: &'static str,
+        /// Units needed at the end.
+        need: u64,
+        /// Units in the pool.
+        have: u64,
+    },
+}
+
+/// What happens to a request.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// It got a seat and its first blocks.
+    Scheduled {
+        /// Prompt tokens whose cache was reused.
+        cached_tokens: u32,
+    },
+    /// New tokens, in order.
+    Tokens {
+        /// The tokens, at least one.
+        tokens: Vec<Token>,
+        /// One entry per token when log-probabilities were asked for.
+        logprobs: Vec<TokenLogprobs>,
+    },
+    /// Logits as asked for, row-major `[positions, vocab]`, for positions `first..`.
+    Logits {
+        /// Position of the first row.
+        first: u32,
+        /// Rows.
+        logits: Vec<f32>,
+    },
+    /// The last event.
+    Finished {
+        /// Why.
+        reason: FinishReason,
+        /// Prompt tokens.
+        prompt_tokens: u32,
+        /// Of them, reused from the cache.
+        cached_tokens: u32,
+        /// Tokens delivered.
+        output_tokens: u32,
+    },
+}
+
+/// Receives the events of one request on the engine thread. Must return quickly and never block.
+pub type EventSink = Box<dyn FnMut(Event) + Send>;
+
+/// Why a request was not taken in; it got no event.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SubmitError {
+    /// The intake queue is full; the server answers 429.
+    #[error("{waiting} requests are waiting already, the queue holds no more; try again in {retry_after_s} s")]
+    QueueFull {
+        /// Requests waiting.
+        waiting: usize,
+        /// When to come back, seconds.
+        retry_after_s: u32,
+    },
+    /// The engine thread is gone.
+    #[error("the engine has stopped: {0}")]
+    Stopped(String),
+}
