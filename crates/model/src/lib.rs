@@ -13,6 +13,6 @@ pub mod tensors;
 
 mod config_json;
 
-// pub use checkpoint::{Checkpoint, CheckpointError};
+pub use checkpoint::{Checkpoint, CheckpointError};
 pub use config::{ConfigError, LayerKind, ModelConfig};
 pub use geometry::{CacheFormats, CacheLayout, IndexFormat, MainFormat};
