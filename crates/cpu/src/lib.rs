@@ -1,1 +1,8 @@
-//! placeholder
+//! The CPU backend of Longwave, and the oracle of every GPU kernel.
+//!
+//! `ops/` holds pure functions on slices, one per step of model.md, with a fixed order of every sum. The backend runs
+//! them over whole steps; its logits do not depend on batch, chunk, thread count or instruction set.
+
+pub mod numerics;
+pub mod ops;
+pub mod simd;
