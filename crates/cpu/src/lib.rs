@@ -3,6 +3,13 @@
 //! `ops/` holds pure functions on slices, one per step of model.md, with a fixed order of every sum. The backend runs
 //! them over whole steps; its logits do not depend on batch, chunk, thread count or instruction set.
 
+pub mod cache;
+pub mod forward;
 pub mod numerics;
 pub mod ops;
 pub mod simd;
+pub mod weights;
+
+mod attention;
+mod compressors;
+mod moe;

@@ -59,16 +59,21 @@ pub fn round_e4m3(v: f32) -> f32 {
     if a < 1.0 / 64.0 { fine } else { coarse }
 }
 
-/// Quantises groups of `group` activations to e4m3 with a power-of-two scale and back (model.md 3.1), in place.
+crate::dispatch! {
+    /// Quantises one group of activations to e4m3 with a power-of-two scale and back (model.md 3.1), in place.
+    pub fn fake_fp8_group(x: &mut [f32]) = fake_fp8_group_body;
+}
+
 #[inline(always)]
-pub fn fake_fp8(x: &mut [f32], group: usize) {
-    for g in x.chunks_exact_mut(group) {
-        let amax = g.iter().fold(0.0f32, |m, v| if v.abs() > m { v.abs() } else { m });
-        let byte = ue8m0::scale_fp8(amax);
-        let (s, inv) = (ue8m0::value(byte), ue8m0::inverse(byte));
-        for v in g {
-            *v = round_e4m3((*v * inv).clamp(-448.0, 448.0)) * s;
-        }
+fn fake_fp8_group_body<V: crate::simd::Lanes>(x: &mut [f32]) {
+    let mut top = V::splat(0.0);
+    for c in x.as_chunks::<16>().0 {
+        top = top.max(V::load(c).abs());
+    }
+    let byte = ue8m0::scale_fp8(top.max_lane());
+    let (s, inv) = (ue8m0::value(byte), ue8m0::inverse(byte));
+    for v in x {
+        *v = round_e4m3((*v * inv).clamp(-448.0, 448.0)) * s;
     }
 }
 

@@ -50,13 +50,18 @@ impl State {
 }
 
 dispatch! {
-    /// Takes in one tile of `n <= TILE` entries `kv` `[n, 512]` for query rows `q` `[rows, 512]`. Row `r` sees the entries
-    /// `visible(r / heads)` of the tile, given as `(first, end)` per token.
-    pub fn tile(state: &mut State, q: &[f32], heads: usize, kv: &[f32], n: usize, visible: &[(usize, usize)], profile: Profile) = tile_body;
+    /// Takes in one tile of `n <= TILE` entries `kv` `[n, 512]` for query rows `q` `[rows, 512]`, rows `at..` of the state.
+    /// Row `r` of `q` sees the entries `visible[r / heads]` of the tile, given as `(first, end)` per token.
+    pub fn tile_at(state: &mut State, at: usize, q: &[f32], heads: usize, kv: &[f32], n: usize, visible: &[(usize, usize)], profile: Profile) = tile_body;
+}
+
+/// [`tile_at`] for the first rows of the state.
+pub fn tile(state: &mut State, q: &[f32], heads: usize, kv: &[f32], n: usize, visible: &[(usize, usize)], profile: Profile) {
+    tile_at(state, 0, q, heads, kv, n, visible, profile);
 }
 
 #[inline(always)]
-fn tile_body<V: Lanes>(state: &mut State, q: &[f32], heads: usize, kv: &[f32], n: usize, visible: &[(usize, usize)], profile: Profile) {
+fn tile_body<V: Lanes>(state: &mut State, at: usize, q: &[f32], heads: usize, kv: &[f32], n: usize, visible: &[(usize, usize)], profile: Profile) {
     let rows = visible.len() * heads;
     let scores = &mut state.scores[..rows * TILE];
     products::<V>(q, rows, kv, n, 512, scores, TILE);
@@ -78,7 +83,7 @@ fn tile_body<V: Lanes>(state: &mut State, q: &[f32], heads: usize, kv: &[f32], n
             v.store(c);
             top = top.max(v);
         }
-        let old = state.max[r];
+        let old = state.max[at + r];
         let new = old.max(top.max_lane());
         let m = V::splat(new);
         let mut total = V::splat(0.0);
@@ -89,16 +94,16 @@ fn tile_body<V: Lanes>(state: &mut State, q: &[f32], heads: usize, kv: &[f32], n
         }
         if new != old {
             let keep = exp(old - new);
-            state.sum[r] *= keep;
+            state.sum[at + r] *= keep;
             let k = V::splat(keep);
-            for a in state.acc[r * 512..(r + 1) * 512].as_chunks_mut::<16>().0 {
+            for a in state.acc[(at + r) * 512..(at + r + 1) * 512].as_chunks_mut::<16>().0 {
                 V::load(a).mul(k).store(a);
             }
         }
-        state.max[r] = new;
-        state.sum[r] += total.sum();
+        state.max[at + r] = new;
+        state.sum[at + r] += total.sum();
     }
-    weighted_sums::<V>(scores, TILE, rows, kv, n, 512, &mut state.acc);
+    weighted_sums::<V>(scores, TILE, rows, kv, n, 512, &mut state.acc[at * 512..]);
 }
 
 #[cfg(test)]

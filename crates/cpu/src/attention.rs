@@ -1,0 +1,346 @@
+//! Attention of a layer over a batch (model.md 6): projections, window rows, compressors, indexer, core, output path.
+//!
+//! Tiles of the core are cut at absolute positions and entry numbers, so a query's result does not depend on how the
+//! prompt was chunked. Scratch is bounded by the rows of the step: a window of earlier rows per sequence and one tile of
+//! entries per thread; nothing grows with the context.
+
+use longwave_model::config::LayerKind;
+use longwave_model::geometry::CacheKind;
+use rayon::prelude::*;
+
+use crate::cache::{Cache, Place};
+use crate::compressors::{self, Target};
+use crate::forward::{Model, PIECE, Rows, Seen, Tap};
+use crate::numerics::Profile;
+use crate::ops::attend::{self, State, TILE};
+use crate::ops::index::{self, TopK};
+use crate::ops::linear::{linear, linear_rows};
+use crate::ops::norm::rms_norm;
+use crate::ops::rope::Angles;
+use crate::ops::rows::{load_index, load_main, round_index, store_main};
+use crate::weights::{Attention, Indexer};
+
+/// Query rows (tokens x heads) that share a tile of entries.
+const ROWS_PER_TASK: usize = 64;
+
+/// Output `[T, D]` for normalised inputs `x` `[T, D]`.
+pub fn forward(model: &Model, l: usize, a: &Attention, x: &[f32], seqs: &[Rows], cache: &mut Cache, tap: &mut Option<Tap>) -> Vec<f32> {
+    let c = &model.config;
+    let (profile, h, eps) = (model.profile, c.num_attention_heads, c.rms_norm_eps);
+    let t = x.len() / c.hidden_size;
+    let angles = angles(model, a.kind, seqs, t);
+
+    let mut xq = x.to_vec();
+    model.quantise(&mut xq);
+    let mut qr = projected_norm(model, &xq, &a.wq_a, &a.q_norm);
+    let mut kv = projected_norm(model, &xq, &a.wkv, &a.kv_norm);
+    model.quantise(&mut qr);
+    let mut q = vec![0.0; t * h * 512];
+    linear(&qr, &a.wq_b, &mut q);
+    profile.round(&mut q);
+    q.par_chunks_mut(h * 512).zip(&angles).with_min_len(PIECE).for_each(|(q, angles)| {
+        for head in q.chunks_mut(512) {
+            let mut y = [0.0; 512];
+            // The reference rounds the normalised head before rotating it, serving rounds once at the end.
+            rms_norm(head, &[], eps, if profile == Profile::Reference { profile } else { Profile::Exact }, &mut y);
+            angles.rotate(&mut y);
+            profile.round(&mut y);
+            head.copy_from_slice(&y);
+        }
+    });
+    kv.par_chunks_mut(512).zip(&angles).with_min_len(64).for_each(|(kv, angles)| {
+        angles.rotate(kv);
+        profile.round(kv);
+    });
+
+    let window = cache.place(CacheKind::Window, l).expect("every layer has a window");
+    let windows: Vec<WindowRows> = seqs.iter().map(|s| WindowRows::build(model, &mut kv, window, s, cache)).collect();
+    if let Some(tap) = tap {
+        tap(l, Seen::Q(&q));
+        tap(l, Seen::Kv(&kv));
+    }
+
+    let compressor = a.compressor.as_ref().map(|comp| (comp, compressors::project(x, comp, seqs, a.kind.ratio() as usize)));
+    let mut selected = Vec::new();
+    if let (LayerKind::C4, Some((comp, rows))) = (a.kind, &compressor) {
+        let ix = a.indexer.as_ref().expect("a c4 layer has an indexer");
+        let keys = compressors::project(x, &ix.compressor, seqs, 4);
+        for s in seqs {
+            compressors::step4(model, l, comp, Target::Main, rows, s, cache);
+            compressors::step4(model, l, &ix.compressor, Target::Index, &keys, s, cache);
+        }
+        selected = select(model, l, ix, x, &qr, &angles, seqs, cache, tap);
+    }
+    if let (LayerKind::C128, Some((comp, rows))) = (a.kind, &compressor) {
+        for s in seqs {
+            compressors::step128(model, l, comp, rows, s, cache);
+        }
+    }
+
+    let mut o = core(model, l, a, &q, &windows, &selected, seqs, cache);
+    if let Some(tap) = tap {
+        tap(l, Seen::Attn(&o));
+    }
+    o.par_chunks_mut(h * 512).zip(&angles).with_min_len(PIECE).for_each(|(o, angles)| {
+        for head in o.chunks_mut(512) {
+            profile.round(head);
+            angles.rotate_back(head);
+            profile.round(head);
+        }
+    });
+    output(model, a, &o)
+}
+
+/// Rotation of every row of the batch.
+fn angles(model: &Model, kind: LayerKind, seqs: &[Rows], t: usize) -> Vec<Angles> {
+    let f = if kind == LayerKind::Window { &model.freq_main } else { &model.freq_compressed };
+    let mut out = Vec::with_capacity(t);
+    for s in seqs {
+        out.extend((s.start..s.end()).map(|p| f.angles(p)));
+    }
+    out
+}
+
+/// `rmsnorm(W x)` per row.
+fn projected_norm(model: &Model, x: &[f32], w: &crate::ops::linear::Matrix, norm: &[f32]) -> Vec<f32> {
+    let n = norm.len();
+    let mut y = vec![0.0; x.len() / w.shape().1 * n];
+    linear(x, w, &mut y);
+    model.profile.round(&mut y);
+    let mut out = vec![0.0; y.len()];
+    out.par_chunks_mut(n).zip(y.par_chunks(n)).with_min_len(64).for_each(|(o, y)| rms_norm(y, norm, model.config.rms_norm_eps, model.profile, o));
+    out
+}
+
+/// Window rows of one sequence: the step's own and up to 127 before them, as stored, from a multiple of [`TILE`] on.
+struct WindowRows {
+    first: u32,
+    rows: Vec<f32>,
+}
+
+impl WindowRows {
+    /// Stores the step's rows (in `kv`, which becomes what was stored) and reads the earlier ones from their pages.
+    fn build(model: &Model, kv: &mut [f32], place: Place, s: &Rows, cache: &mut Cache) -> WindowRows {
+        let from = s.start.saturating_sub(model.config.sliding_window - 1);
+        let first = from - from % TILE as u32;
+        let mut rows = vec![0.0; (s.end() - first) as usize * 512];
+        for p in from..s.start {
+            let page = cache.page(place, s.tables.must(place, p));
+            load_main(model.formats.main, page, (p % place.block_tokens) as usize, place.rows, &mut rows[(p - first) as usize * 512..][..512]);
+        }
+        // One row is rounded once: encode, keep the decoded values, copy the bytes where the block is mapped.
+        let mut page = vec![0; model.formats.main.row_bytes() as usize];
+        for (i, r) in s.rows.clone().enumerate() {
+            let p = s.start + i as u32;
+            let row = &mut kv[r * 512..(r + 1) * 512];
+            store_main(model.formats.main, row, &mut page, 0, 1);
+            if let Some(block) = s.tables.block(place, p) {
+                store_main(model.formats.main, row, cache.page_mut(place, block), (p % place.block_tokens) as usize, place.rows);
+            }
+            load_main(model.formats.main, &page, 0, 1, row);
+            rows[(p - first) as usize * 512..][..512].copy_from_slice(row);
+        }
+        WindowRows { first, rows }
+    }
+}
+
+/// Entries that every row's query picks in a c4 layer, ascending (model.md 6.5).
+fn select(
+    model: &Model,
+    l: usize,
+    ix: &Indexer,
+    x: &[f32],
+    qr: &[f32],
+    angles: &[Angles],
+    seqs: &[Rows],
+    cache: &Cache,
+    tap: &mut Option<Tap>,
+) -> Vec<Vec<u32>> {
+    let (hi, k) = (model.config.index_n_heads, model.config.index_topk);
+    let t = angles.len();
+    let visible = |p: u32| ((p + 1) / 4) as usize;
+    let mut picks: Vec<Vec<u32>> = vec![Vec::new(); t];
+    let some_choose = seqs.iter().any(|s| visible(s.end() - 1) > k);
+    if !some_choose && tap.is_none() {
+        for s in seqs {
+            for (p, r) in (s.start..).zip(s.rows.clone()) {
+                picks[r].extend(0..visible(p) as u32);
+            }
+        }
+        return picks;
+    }
+
+    let mut qi = vec![0.0; t * hi * 128];
+    linear(qr, &ix.wq_b, &mut qi);
+    model.profile.round(&mut qi);
+    qi.par_chunks_mut(hi * 128).zip(angles).with_min_len(PIECE).for_each(|(q, angles)| {
+        for head in q.chunks_mut(128) {
+            angles.rotate(head);
+            model.profile.round(head);
+            compressors::rotate_index(model, head);
+            round_index(model.formats.index, head);
+        }
+    });
+    let mut g = vec![0.0; t * hi];
+    linear(x, &ix.weights_proj, &mut g);
+    model.profile.round(&mut g);
+    let scale = index::weight_scale(hi, 128);
+    g.iter_mut().for_each(|v| *v *= scale);
+    if model.profile == Profile::Reference {
+        model.profile.round(&mut g);
+    }
+    if let Some(tap) = tap {
+        tap(l, Seen::Index(&qi, &g));
+    }
+
+    let place = cache.place(CacheKind::C4Index, l).expect("a c4 layer has index keys");
+    let per = (ROWS_PER_TASK / hi).max(1);
+    for s in seqs {
+        let scratch = || (vec![TopK::new(k); per], vec![0.0; 64 * 128], vec![0.0; per * hi * 64], vec![0.0; per * 64]);
+        let pieces = picks[s.rows.clone()].par_chunks_mut(per).enumerate();
+        pieces.for_each_init(scratch, |(top, keys, dots, scores), (i, picks)| {
+            let p0 = s.start + (i * per) as u32;
+            let r0 = s.rows.start + i * per;
+            let m = picks.len();
+            let most = visible(p0 + m as u32 - 1);
+            if most > k {
+                top.iter_mut().for_each(TopK::clear);
+                for first in (0..most).step_by(64) {
+                    let n = 64.min(most - first);
+                    let page = cache.page(place, s.tables.must(place, 4 * first as u32));
+                    load_index(model.formats.index, page, 0, place.rows, &mut keys[..n * 128]);
+                    let q = &qi[r0 * hi * 128..(r0 + m) * hi * 128];
+                    index::scores(q, &g[r0 * hi..(r0 + m) * hi], hi, &keys[..n * 128], model.profile, dots, scores);
+                    for (j, top) in top[..m].iter_mut().enumerate() {
+                        let seen = visible(p0 + j as u32).saturating_sub(first).min(n);
+                        top.offer(&scores[j * n..j * n + seen], first as u32);
+                    }
+                }
+            }
+            for (j, out) in picks.iter_mut().enumerate() {
+                let n = visible(p0 + j as u32);
+                if n <= k { out.extend(0..n as u32) } else { top[j].finish(out) }
+            }
+        });
+    }
+    if let Some(tap) = tap {
+        tap(l, Seen::Selected(&picks));
+    }
+    picks
+}
+
+/// Attention outputs `[T, H, 512]`, not yet rounded.
+fn core(model: &Model, l: usize, a: &Attention, q: &[f32], windows: &[WindowRows], selected: &[Vec<u32>], seqs: &[Rows], cache: &Cache) -> Vec<f32> {
+    let h = model.config.num_attention_heads;
+    let entries = match a.kind {
+        LayerKind::Window => None,
+        LayerKind::C4 => cache.place(CacheKind::C4Main, l),
+        LayerKind::C128 => cache.place(CacheKind::C128Main, l),
+    };
+    let per = (ROWS_PER_TASK / h).max(1);
+    let mut o = vec![0.0; q.len()];
+    for (s, w) in seqs.iter().zip(windows) {
+        let scratch = || (State::new(per * h), vec![0.0; TILE * 512]);
+        let out = &mut o[s.rows.start * h * 512..s.rows.end * h * 512];
+        out.par_chunks_mut(per * h * 512).enumerate().for_each_init(scratch, |(state, tile), (i, out)| {
+            let m = out.len() / (h * 512);
+            let (p0, r0) = (s.start + (i * per) as u32, s.rows.start + i * per);
+            let q = &q[r0 * h * 512..(r0 + m) * h * 512];
+            state.start(m * h, &a.sink);
+            window_tiles(model, state, q, w, p0, m);
+            match (a.kind, entries) {
+                (LayerKind::C128, Some(place)) => dense_tiles(model, state, q, place, p0, m, s, cache, tile),
+                (LayerKind::C4, Some(place)) => {
+                    for j in 0..m {
+                        picked_tiles(model, state, j, &q[j * h * 512..(j + 1) * h * 512], place, &selected[r0 + j], s, cache, tile);
+                    }
+                }
+                _ => {}
+            }
+            for (r, out) in out.chunks_mut(512).enumerate() {
+                state.output(r, out);
+            }
+        });
+    }
+    o
+}
+
+/// Window entries of `m` queries from position `p0`.
+fn window_tiles(model: &Model, state: &mut State, q: &[f32], w: &WindowRows, p0: u32, m: usize) {
+    let h = model.config.num_attention_heads;
+    let reach = model.config.sliding_window - 1;
+    let (from, to) = (p0.saturating_sub(reach), p0 + m as u32);
+    let mut t0 = from - from % TILE as u32;
+    while t0 < to {
+        let n = TILE.min((to - t0) as usize);
+        let visible: Vec<(usize, usize)> = (0..m as u32)
+            .map(|j| {
+                let p = p0 + j;
+                let (a, b) = (p.saturating_sub(reach).max(t0), (p + 1).min(t0 + n as u32));
+                if a >= b { (0, 0) } else { ((a - t0) as usize, (b - t0) as usize) }
+            })
+            .collect();
+        let kv = &w.rows[(t0 - w.first) as usize * 512..][..n * 512];
+        attend::tile(state, q, h, kv, n, &visible, model.profile);
+        t0 += TILE as u32;
+    }
+}
+
+/// All c128 entries that `m` queries from position `p0` see.
+fn dense_tiles(model: &Model, state: &mut State, q: &[f32], place: Place, p0: u32, m: usize, s: &Rows, cache: &Cache, tile: &mut [f32]) {
+    let h = model.config.num_attention_heads;
+    let visible = |p: u32| ((p + 1) / 128) as usize;
+    let most = visible(p0 + m as u32 - 1);
+    for first in (0..most).step_by(TILE) {
+        let n = TILE.min(most - first);
+        load_entries(model, (first..first + n).map(|j| j as u32), 128, place, s, cache, tile);
+        let seen: Vec<(usize, usize)> = (0..m as u32).map(|j| (0, visible(p0 + j).saturating_sub(first).min(n))).collect();
+        attend::tile(state, q, h, &tile[..n * 512], n, &seen, model.profile);
+    }
+}
+
+/// The picked c4 entries of query `j` of the piece.
+fn picked_tiles(model: &Model, state: &mut State, j: usize, q: &[f32], place: Place, picks: &[u32], s: &Rows, cache: &Cache, tile: &mut [f32]) {
+    let h = model.config.num_attention_heads;
+    for part in picks.chunks(TILE) {
+        load_entries(model, part.iter().copied(), 4, place, s, cache, tile);
+        attend::tile_at(state, j * h, q, h, &tile[..part.len() * 512], part.len(), &[(0, part.len())], model.profile);
+    }
+}
+
+/// Widens entries into `tile`.
+fn load_entries(model: &Model, which: impl Iterator<Item = u32>, ratio: u32, place: Place, s: &Rows, cache: &Cache, tile: &mut [f32]) {
+    for (j, out) in which.zip(tile.chunks_mut(512)) {
+        let page = cache.page(place, s.tables.must(place, j * ratio));
+        load_main(model.formats.main, page, j as usize % place.rows, place.rows, out);
+    }
+}
+
+/// Grouped output projection (model.md 6.7): `o` `[T, H, 512]` after the inverse rotation.
+fn output(model: &Model, a: &Attention, o: &[f32]) -> Vec<f32> {
+    let c = &model.config;
+    let (groups, rank) = (c.o_groups, c.o_lora_rank);
+    let wide = c.num_attention_heads * 512 / groups;
+    let t = o.len() / (groups * wide);
+    let mut b = vec![0.0; t * groups * rank];
+    let (mut input, mut part) = (vec![0.0; t * wide], vec![0.0; t * rank]);
+    for g in 0..groups {
+        for (r, input) in input.chunks_mut(wide).enumerate() {
+            input.copy_from_slice(&o[(r * groups + g) * wide..][..wide]);
+        }
+        // Profile R multiplies in bf16, S quantises the input like every other FP8 product.
+        if model.profile == Profile::Serving {
+            model.quantise(&mut input);
+        }
+        linear_rows(&input, &a.wo_a, g * rank..(g + 1) * rank, &mut part);
+        for (r, part) in part.chunks(rank).enumerate() {
+            b[(r * groups + g) * rank..][..rank].copy_from_slice(part);
+        }
+    }
+    model.profile.round(&mut b);
+    model.quantise(&mut b);
+    let mut y = vec![0.0; t * c.hidden_size];
+    linear(&b, &a.wo_b, &mut y);
+    model.profile.round(&mut y);
+    y
+}

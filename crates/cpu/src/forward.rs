@@ -1,0 +1,212 @@
+//! The forward pass over the tokens of a step (model.md 4): embedding, blocks, head, and the MTP module.
+//!
+//! Tokens of all sequences are rows of one batch. Row-wise steps run over the batch; attention and compressors run per
+//! sequence. No value depends on which other rows are present.
+
+use std::ops::Range;
+
+use longwave_engine::step::Token;
+use longwave_model::{CacheFormats, Checkpoint, ModelConfig};
+use rayon::prelude::*;
+
+use crate::cache::{Cache, SeqTables};
+use crate::numerics::Profile;
+use crate::ops::linear::{embed, linear};
+use crate::ops::mhc::{self, Mix};
+use crate::ops::norm::rms_norm;
+use crate::ops::rope::Frequencies;
+use crate::weights::{Block, Mixer, Weights};
+use crate::{attention, moe};
+
+/// A model ready to compute.
+pub struct Model {
+    /// Its configuration.
+    pub config: ModelConfig,
+    /// Rounding.
+    pub profile: Profile,
+    /// Cache formats.
+    pub formats: CacheFormats,
+    pub(crate) weights: Weights,
+    pub(crate) freq_main: Frequencies,
+    pub(crate) freq_compressed: Frequencies,
+}
+
+/// One sequence's rows in a batch.
+#[derive(Clone)]
+pub struct Rows<'a> {
+    /// Its rows of the batch.
+    pub rows: Range<usize>,
+    /// Position of the first.
+    pub start: u32,
+    /// How many of them, at the end, are drafts.
+    pub drafts: u32,
+    /// Its block tables.
+    pub tables: SeqTables<'a>,
+}
+
+impl Rows<'_> {
+    /// Position after the last row.
+    pub fn end(&self) -> u32 {
+        self.start + self.rows.len() as u32
+    }
+}
+
+/// What a [`Tap`] sees of a layer; rows are those of the batch.
+pub enum Seen<'a> {
+    /// Residual streams after the layer `[T, 4, D]`.
+    Streams(&'a [f32]),
+    /// Query heads after norm and rotation `[T, H, 512]`.
+    Q(&'a [f32]),
+    /// Window rows as stored `[T, 512]`.
+    Kv(&'a [f32]),
+    /// Attention output before the inverse rotation `[T, H, 512]`.
+    Attn(&'a [f32]),
+    /// Indexer queries as compared `[T, Hi, 128]` and head weights `[T, Hi]`.
+    Index(&'a [f32], &'a [f32]),
+    /// Entries that each row's query picked, ascending.
+    Selected(&'a [Vec<u32>]),
+}
+
+/// Receives intermediate values: (layer, value). For golden vectors and pictures.
+pub type Tap<'a> = &'a mut dyn FnMut(usize, Seen);
+
+/// Rows of a batch per parallel piece of row-wise work.
+pub(crate) const PIECE: usize = 16;
+
+impl Model {
+    /// Arranges the weights of `ckpt` for computing with `profile` and `formats`.
+    pub fn new(ckpt: &Checkpoint, profile: Profile, formats: CacheFormats) -> Model {
+        Model {
+            config: ckpt.config.clone(),
+            profile,
+            formats,
+            weights: Weights::new(ckpt),
+            freq_main: Frequencies::main(&ckpt.config),
+            freq_compressed: Frequencies::compressed(&ckpt.config),
+        }
+    }
+
+    /// Runs the main layers over `tokens` and returns the streams `[T, 4, D]`; the cache receives the rows.
+    pub fn trunk(&self, tokens: &[Token], seqs: &[Rows], cache: &mut Cache, tap: Option<Tap>) -> Vec<f32> {
+        let d = self.config.hidden_size;
+        let mut x = vec![0.0; tokens.len() * 4 * d];
+        x.par_chunks_mut(4 * d).with_min_len(64).zip(tokens).for_each(|(x, &t)| {
+            embed(&self.weights.embed, t as usize, &mut x[..d]);
+            for s in 1..4 {
+                x.copy_within(..d, s * d);
+            }
+        });
+        let mut tap = tap;
+        for (l, block) in self.weights.layers.iter().enumerate() {
+            self.block(l, block, tokens, &mut x, seqs, cache, &mut tap);
+        }
+        x
+    }
+
+    /// Normalised hidden states `[n, D]` of the given rows of the streams.
+    pub fn top(&self, streams: &[f32], rows: &[usize]) -> Vec<f32> {
+        self.collapse(streams, rows, &self.weights.hc_head, &self.weights.norm)
+    }
+
+    /// Logits `[n, V]`, f32, of hidden states `[n, D]`.
+    pub fn logits(&self, hidden: &[f32]) -> Vec<f32> {
+        let mut out = vec![0.0; hidden.len() / self.config.hidden_size * self.config.vocab_size];
+        linear(hidden, &self.weights.head, &mut out);
+        out
+    }
+
+    /// The MTP module over a batch (model.md 8.1): `streams` of the main model `[T, 4, D]` and the token after each row.
+    /// Returns its own streams `[T, 4, D]`; its window rows go to the cache under layer `num_hidden_layers`.
+    pub fn mtp(&self, streams: &[f32], next: &[Token], seqs: &[Rows], cache: &mut Cache, tap: Option<Tap>) -> Vec<f32> {
+        let mtp = self.weights.mtp.as_ref().expect("the checkpoint has an MTP module");
+        let (d, t, eps, profile) = (self.config.hidden_size, next.len(), self.config.rms_norm_eps, self.profile);
+        let mut e = vec![0.0; t * d];
+        for (row, &token) in e.chunks_mut(d).zip(next) {
+            let mut wide = vec![0.0; d];
+            embed(&self.weights.embed, token as usize, &mut wide);
+            rms_norm(&wide, &mtp.enorm, eps, profile, row);
+        }
+        let mut h = vec![0.0; t * 4 * d];
+        h.par_chunks_mut(d).zip(streams.par_chunks(d)).with_min_len(64).for_each(|(h, x)| rms_norm(x, &mtp.hnorm, eps, profile, h));
+        let mut pe = vec![0.0; t * d];
+        let mut x = vec![0.0; t * 4 * d];
+        self.quantise(&mut e);
+        self.quantise(&mut h);
+        linear(&e, &mtp.e_proj, &mut pe);
+        linear(&h, &mtp.h_proj, &mut x);
+        profile.round(&mut pe);
+        profile.round(&mut x);
+        for (x, pe) in x.chunks_mut(4 * d).zip(pe.chunks(d)) {
+            for s in x.chunks_mut(d) {
+                s.iter_mut().zip(pe).for_each(|(a, b)| *a += b);
+                profile.round(s);
+            }
+        }
+        let mut tap = tap;
+        self.block(self.config.num_hidden_layers, &mtp.block, next, &mut x, seqs, cache, &mut tap);
+        x
+    }
+
+    /// Normalised hidden states of rows of the MTP module's streams; [`Model::logits`] takes them.
+    pub fn mtp_top(&self, streams: &[f32], rows: &[usize]) -> Vec<f32> {
+        let mtp = self.weights.mtp.as_ref().expect("the checkpoint has an MTP module");
+        self.collapse(streams, rows, &mtp.head, &mtp.norm)
+    }
+
+    fn collapse(&self, streams: &[f32], rows: &[usize], mixer: &Mixer, norm: &[f32]) -> Vec<f32> {
+        let d = self.config.hidden_size;
+        let x: Vec<f32> = rows.iter().flat_map(|&r| &streams[r * 4 * d..(r + 1) * 4 * d]).copied().collect();
+        let mut dots = vec![0.0; rows.len() * 4];
+        linear(&x, &mixer.dots, &mut dots);
+        let mut out = vec![0.0; rows.len() * d];
+        for ((x, dots), out) in x.chunks(4 * d).zip(dots.chunks(4)).zip(out.chunks_mut(d)) {
+            let mut h = vec![0.0; d];
+            mhc::head(x, dots, &mixer.site, self.profile, &mut h);
+            rms_norm(&h, norm, self.config.rms_norm_eps, self.profile, out);
+        }
+        out
+    }
+
+    /// One block, in place on the streams.
+    fn block(&self, l: usize, b: &Block, tokens: &[Token], x: &mut [f32], seqs: &[Rows], cache: &mut Cache, tap: &mut Option<Tap>) {
+        let (a, mixes) = self.hc_in(x, &b.hc_attn, &b.attn_norm);
+        let y = attention::forward(self, l, &b.attn, &a, seqs, cache, tap);
+        self.hc_out(x, &y, &mixes);
+        let (f, mixes) = self.hc_in(x, &b.hc_ffn, &b.ffn_norm);
+        let y = moe::forward(self, &b.moe, &f, tokens);
+        self.hc_out(x, &y, &mixes);
+        if let Some(tap) = tap {
+            tap(l, Seen::Streams(x));
+        }
+    }
+
+    /// `hc_pre` and the sublayer's norm.
+    fn hc_in(&self, x: &[f32], mixer: &Mixer, norm: &[f32]) -> (Vec<f32>, Vec<Mix>) {
+        let d = self.config.hidden_size;
+        let t = x.len() / (4 * d);
+        let mut dots = vec![0.0; t * 24];
+        linear(x, &mixer.dots, &mut dots);
+        let mut a = vec![0.0; t * d];
+        let mut mixes = vec![Mix::default(); t];
+        let work = a.par_chunks_mut(d).zip(&mut mixes).zip(x.par_chunks(4 * d)).zip(dots.par_chunks(24));
+        work.with_min_len(PIECE).for_each(|(((a, mix), x), dots)| {
+            let mut h = vec![0.0; d];
+            *mix = mhc::pre(x, dots, &mixer.site, self.profile, &mut h);
+            rms_norm(&h, norm, self.config.rms_norm_eps, self.profile, a);
+        });
+        (a, mixes)
+    }
+
+    fn hc_out(&self, x: &mut [f32], y: &[f32], mixes: &[Mix]) {
+        let d = self.config.hidden_size;
+        let work = x.par_chunks_mut(4 * d).zip(y.par_chunks(d)).zip(mixes);
+        work.with_min_len(PIECE).for_each(|((x, y), mix)| mhc::post(x, y, mix, self.profile));
+    }
+
+    /// Quantises the input of an FP8 or FP4 product, unless the profile is exact.
+    pub(crate) fn quantise(&self, x: &mut [f32]) {
+        if self.profile.rounds() {
+            x.par_chunks_mut(128).with_min_len(64).for_each(crate::numerics::fake_fp8_group);
+        }
+    }
+}

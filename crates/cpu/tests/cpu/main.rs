@@ -1,0 +1,4 @@
+//! Tests of the CPU backend in one binary.
+
+mod golden;
+mod rig;

@@ -1,0 +1,92 @@
+//! A model with a cache of its own and every position mapped: forward passes without an engine.
+
+use std::path::PathBuf;
+
+use longwave_cpu::cache::{Cache, SeqTables};
+use longwave_cpu::forward::{Model, Rows, Tap};
+use longwave_cpu::numerics::Profile;
+use longwave_engine::step::{BlockId, Seat, SeqStep, Step, TableWrite, Token};
+use longwave_engine::tables::SeatTables;
+use longwave_model::{CacheFormats, CacheLayout, Checkpoint, IndexFormat, MainFormat};
+
+pub const EXACT: CacheFormats = CacheFormats { main: MainFormat::F32, index: IndexFormat::F32 };
+pub const CACHE: CacheFormats = CacheFormats { main: MainFormat::Fp8, index: IndexFormat::Fp4 };
+
+pub fn testdata() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata")
+}
+
+pub fn tiny() -> Checkpoint {
+    Checkpoint::open(&testdata().join("tiny"), &mut |_| {}).unwrap()
+}
+
+pub struct Rig {
+    pub model: Model,
+    pub cache: Cache,
+    tables: SeatTables,
+    seats: u32,
+}
+
+impl Rig {
+    /// Room for `seats` sequences of `context` positions.
+    pub fn new(profile: Profile, formats: CacheFormats, seats: u32, context: u32) -> Rig {
+        let ckpt = tiny();
+        let layout = CacheLayout::new(&ckpt.config, formats);
+        let mut next = [0u32; 3];
+        let mut tables = SeatTables::new(&layout, seats);
+        for seat in 0..seats {
+            let mut step = Step::default();
+            for (g, spec) in layout.groups.iter().enumerate() {
+                for index in 0..context.div_ceil(spec.block_tokens) {
+                    let id = &mut next[spec.bucket as usize];
+                    step.writes.push(TableWrite { group: g as u8, index, block: BlockId(*id) });
+                    *id += 1;
+                }
+            }
+            let seq = blank(seat, 0..step.writes.len() as u32);
+            tables.apply(&step, &seq).unwrap();
+        }
+        Rig { model: Model::new(&ckpt, profile, formats), cache: Cache::new(layout, next), tables, seats }
+    }
+
+    /// Runs chunks of several sequences as one batch: (seat, start, tokens, drafts).
+    pub fn batch(&mut self, parts: &[(u32, u32, &[Token], u32)], tap: Option<Tap>) -> Vec<f32> {
+        let mut tokens = Vec::new();
+        let mut rows = Vec::new();
+        for &(seat, start, t, drafts) in parts {
+            assert!(seat < self.seats);
+            let from = tokens.len();
+            tokens.extend_from_slice(t);
+            rows.push(Rows { rows: from..tokens.len(), start, drafts, tables: SeqTables::new(&self.tables, Seat(seat)) });
+        }
+        self.model.trunk(&tokens, &rows, &mut self.cache, tap)
+    }
+
+    pub fn mtp(&mut self, seat: u32, start: u32, streams: &[f32], next: &[Token], tap: Option<Tap>) -> Vec<f32> {
+        let rows = [Rows { rows: 0..next.len(), start, drafts: 0, tables: SeqTables::new(&self.tables, Seat(seat)) }];
+        self.model.mtp(streams, next, &rows, &mut self.cache, tap)
+    }
+
+    pub fn tables(&self, seat: u32) -> SeqTables<'_> {
+        SeqTables::new(&self.tables, Seat(seat))
+    }
+
+    /// Logits of the rows `rows` of streams.
+    pub fn logits(&self, streams: &[f32], rows: &[usize]) -> Vec<f32> {
+        self.model.logits(&self.model.top(streams, rows))
+    }
+}
+
+fn blank(seat: u32, writes: std::ops::Range<u32>) -> SeqStep {
+    SeqStep {
+        seat: Seat(seat),
+        fresh: true,
+        start: 0,
+        tokens: 0..0,
+        drafts: 0,
+        writes,
+        sample: None,
+        want_drafts: 0,
+        logits: Default::default(),
+    }
+}
