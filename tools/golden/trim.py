@@ -1,7 +1,6 @@
 """Cut golden vectors to what the tests read: python trim.py FULL_DIR OUT_DIR
 
-Entries of compressed caches (ckv, index_k) and index score columns are kept for the last 24 entries only, per-layer
-rows for the last 3 positions; everything else is copied bit for bit. Standard library only."""
+Entries of compressed caches (ckv, index_k) are kept for the last 24 only, per-layer rows for the last 3 positions; everything else is copied bit for bit. Standard library only."""
 import json, os, struct, sys
 
 KEEP = 24      # compressed entries
@@ -39,10 +38,6 @@ def main():
             if k.endswith((".ckv", ".index_k")) and shape[0] > KEEP:
                 row = len(raw) // shape[0]
                 raw, shape = raw[-KEEP * row:], [KEEP] + shape[1:]
-            if k.endswith(".index_scores") and shape[1] > 2 * KEEP:
-                cols = shape[1]
-                raw = b"".join(raw[(r * cols + cols - KEEP) * 4:(r + 1) * cols * 4] for r in range(shape[0]))
-                shape = [shape[0], KEEP]
             if k.startswith(("layer", "mtp.")) and not k.endswith((".ckv", ".index_k")):
                 row = len(raw) // shape[0]
                 raw, shape = raw[-ROWS * row:], [ROWS] + shape[1:]

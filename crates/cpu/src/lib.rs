@@ -3,6 +3,7 @@
 //! `ops/` holds pure functions on slices, one per step of model.md, with a fixed order of every sum. The backend runs
 //! them over whole steps; its logits do not depend on batch, chunk, thread count or instruction set.
 
+pub mod backend;
 pub mod cache;
 pub mod forward;
 pub mod numerics;

@@ -153,14 +153,8 @@ fn compare(name: &str, ours: &Ours, golden: &Golden) -> Errors {
             continue;
         }
         let all = ours.f.get(key).unwrap_or_else(|| panic!("{name}: {key} was not recorded"));
-        let got: Vec<f32> = if key.ends_with("index_scores") {
-            let cols = all.len() / golden.ids.len().min(8);
-            let rows = all.chunks(cols).rev().take(shape[0]).collect::<Vec<_>>();
-            rows.into_iter().rev().flat_map(|r| r[cols - shape[1]..].to_vec()).collect()
-        } else {
-            all[all.len() - want.len()..].to_vec()
-        };
-        let e = error(&got, want);
+        let got = &all[all.len() - want.len()..];
+        let e = error(got, want);
         compared += 1;
         if std::env::var("LONGWAVE_GOLDEN_VERBOSE").is_ok() {
             let rows = shape[0];
@@ -182,13 +176,37 @@ fn compare(name: &str, ours: &Ours, golden: &Golden) -> Errors {
     Errors { all: worst.0, logits, mtp }
 }
 
-fn picks_equal(name: &str, ours: &Ours, golden: &Golden) {
+/// Picks are equal, but for entries whose golden scores lie closer to the cut than the two programs' scores differ.
+/// Returns (rows compared, picks compared, picks swapped).
+fn compare_picks(name: &str, ours: &Ours, golden: &Golden) -> (usize, usize, usize) {
+    let (mut rows, mut picks, mut swapped) = (0, 0, 0);
     for (l, want) in &golden.selected {
         let all = &ours.selected[l];
-        for (got, want) in all[all.len() - want.len()..].iter().zip(want) {
-            assert_eq!(got, want, "{name}: picks of layer {l}");
+        let (shape, scores) = &golden.f[&format!("layer{l}.index_scores")];
+        let own = &ours.f[&format!("layer{l}.index_scores")];
+        let (n, cols) = (want.len(), shape[1]);
+        for (r, (got, want)) in all[all.len() - want.len()..].iter().zip(want).enumerate() {
+            let g = &scores[r * cols..(r + 1) * cols];
+            let o = &own[own.len() - (n - r) * cols..][..cols];
+            let noise = g.iter().zip(o).filter(|p| p.0.is_finite()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            let cut = want.iter().map(|&j| g[j as usize]).fold(f32::INFINITY, f32::min);
+            // The rule itself: the golden scores, streamed through our selection, give the golden picks, ties included.
+            let (mut top, mut ruled) = (index::TopK::new(64), Vec::new());
+            g.chunks(37).enumerate().for_each(|(i, c)| top.offer(c, i as u32 * 37));
+            top.finish(&mut ruled);
+            assert_eq!(&ruled, want, "{name}: layer {l} row {r}");
+            assert_eq!(got.len(), want.len());
+            for j in got.iter().filter(|j| !want.contains(j)).chain(want.iter().filter(|j| !got.contains(j))) {
+                let gap = (g[*j as usize] - cut).abs();
+                println!("{name}: layer {l} row {r} entry {j}: {gap:.2e} from the cut, scores differ by up to {noise:.2e}");
+                assert!(gap <= noise, "{name}: layer {l} entry {j}");
+                swapped += 1;
+            }
+            rows += 1;
+            picks += want.len();
         }
     }
+    (rows, picks, swapped / 2)
 }
 
 /// Greedy continuation, token by token from the prompt's cache, teacher-forced with the golden tokens; returns how often
@@ -216,7 +234,9 @@ fn check(variant: &str, formats: CacheFormats, bound: Errors) {
         let ours = run(&mut rig, &g.ids, g.greedy[0], 4096);
         let e = compare(&format!("{prompt}.{variant}"), &ours, &g);
         assert!(e.all <= bound.all && e.logits <= bound.logits && e.mtp <= bound.mtp, "{prompt}.{variant}");
-        picks_equal(prompt, &ours, &g);
+        let (rows, picks, swapped) = compare_picks(prompt, &ours, &g);
+        println!("{prompt:10}.{variant}: {picks} picks in {rows} rows, {swapped} swapped at the cut");
+        assert!(swapped * 1000 <= picks, "{swapped} of {picks}");
         let same = continuation(&mut rig, &g, &ours, e.logits.max(1e-6));
         println!("{prompt:10}.{variant}: {same} of {} greedy tokens equal", g.greedy.len());
         assert_eq!(same, g.greedy.len());
@@ -242,6 +262,6 @@ fn a_prompt_fed_token_by_token_agrees_as_well() {
         let mut rig = Rig::new(Profile::Exact, EXACT, 1, g.ids.len() as u32 + 80);
         let ours = run(&mut rig, &g.ids, g.greedy[0], 1);
         assert!(compare(prompt, &ours, &g).all <= 1e-5);
-        picks_equal(prompt, &ours, &g);
+        assert_eq!(compare_picks(prompt, &ours, &g).2, 0);
     }
 }

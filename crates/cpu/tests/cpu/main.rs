@@ -1,4 +1,5 @@
 //! Tests of the CPU backend in one binary.
 
 mod golden;
+mod invariance;
 mod rig;

@@ -1,0 +1,241 @@
+//! The CPU as a [`Backend`]: checks a step, applies its table changes, computes, samples.
+//!
+//! A step is computed when it is submitted; `collect` hands the result over. A step that reads or writes an unmapped
+//! block, a token out of range or more rows than planned is refused before anything changes.
+
+use std::collections::VecDeque;
+
+use longwave_engine::step::{
+    Backend, BackendError, BlockCopy, BlockId, LAST_SAMPLED, Limits, ReturnLogits, SeqResult, SeqStep, Step, StepResult, Ticket, Token,
+};
+use longwave_engine::tables::SeatTables;
+use longwave_model::geometry::{CacheLayout, MAX_DRAFTS};
+
+use crate::cache::{Cache, SeqTables};
+use crate::forward::{Model, Rows};
+use crate::ops::sample;
+
+/// Sizes of a CPU backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Sequences at once.
+    pub seats: u32,
+    /// Tokens per step.
+    pub step_tokens: u32,
+    /// Largest context.
+    pub context: u32,
+    /// Bytes for all cache pools.
+    pub cache_bytes: u64,
+}
+
+/// A model on the CPU.
+pub struct CpuBackend {
+    model: Model,
+    cache: Cache,
+    tables: SeatTables,
+    limits: Limits,
+    last_sampled: Vec<Token>,
+    done: VecDeque<StepResult>,
+}
+
+/// Splits `bytes` over the pools so that they run out together: as many logical blocks as fit beside the sliding caches
+/// of `seats` sequences.
+pub fn plan_units(layout: &CacheLayout, seats: u32, bytes: u64) -> [u32; 3] {
+    // A prefill step holds the old and the new window at once, hence twice the sliding units.
+    let sliding = layout.sliding_units(0).map(|u| 2 * u * seats);
+    let long = layout.long_lived_units();
+    let rest = bytes.saturating_sub(layout.bytes(sliding));
+    let blocks = (rest / layout.bytes(long).max(1)).min(u64::from(u32::MAX / 4)) as u32;
+    std::array::from_fn(|b| sliding[b] + long[b] * blocks)
+}
+
+impl CpuBackend {
+    /// Opens a backend. The pools take memory only as they are used.
+    pub fn new(model: Model, options: CpuOptions) -> CpuBackend {
+        let layout = CacheLayout::new(&model.config, model.formats);
+        let units = plan_units(&layout, options.seats, options.cache_bytes);
+        let limits = Limits {
+            seats: options.seats,
+            step_tokens: options.step_tokens,
+            context: options.context.min(model.config.max_position_embeddings),
+            units,
+            drafts: 0,
+            in_flight: 1,
+            vocab: model.config.vocab_size as u32,
+        };
+        CpuBackend {
+            tables: SeatTables::new(&layout, options.seats),
+            cache: Cache::new(layout, units),
+            last_sampled: vec![0; options.seats as usize],
+            done: VecDeque::new(),
+            model,
+            limits,
+        }
+    }
+
+    /// The model, for pictures and proofs.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Refuses what would read or write outside the tables. Called after the writes of the step were applied.
+    fn check(&self, step: &Step, seq: &SeqStep) -> Result<(), String> {
+        let n = seq.tokens.len() as u32;
+        if n == 0 || seq.drafts >= n && seq.drafts > 0 || seq.drafts > MAX_DRAFTS {
+            return Err(format!("seat {}: {n} tokens with {} drafts", seq.seat.0, seq.drafts));
+        }
+        let end = seq.start + n;
+        if end > self.limits.context {
+            return Err(format!("seat {}: position {end} is past the context {}", seq.seat.0, self.limits.context));
+        }
+        for &t in step.tokens_of(seq) {
+            if t >= self.limits.vocab && t != LAST_SAMPLED {
+                return Err(format!("token {t} is not below the vocabulary size {}", self.limits.vocab));
+            }
+        }
+        let layout = self.cache.layout();
+        for (g, spec) in layout.groups.iter().enumerate() {
+            let table = self.tables.table(seq.seat, g);
+            // Long-lived entries are read from the beginning and written up to the end; windows are read from the first
+            // row that is still needed.
+            let (from, to) = if spec.is_sliding() { (spec.retention.first_needed(seq.start), seq.start) } else { (0, end) };
+            if from >= to {
+                continue;
+            }
+            for index in from / spec.block_tokens..=(to - 1) / spec.block_tokens {
+                match table.get(index) {
+                    None => return Err(format!("seat {}: block {index} of {:?} is not mapped", seq.seat.0, spec.kind)),
+                    Some(b) if b.0 >= self.limits.units[spec.bucket as usize] => {
+                        return Err(format!("seat {}: block id {} is past the {} pool", seq.seat.0, b.0, spec.bucket.name()));
+                    }
+                    Some(_) => {}
+                }
+            }
+            for &(_, b) in table.sparse() {
+                if b.0 >= self.limits.units[spec.bucket as usize] {
+                    return Err(format!("seat {}: block id {} is past the {} pool", seq.seat.0, b.0, spec.bucket.name()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn compute(&mut self, step: &Step) -> StepResult {
+        let resolve = |seq: &SeqStep, t: Token| if t == LAST_SAMPLED { self.last_sampled[seq.seat.0 as usize] } else { t };
+        let tokens: Vec<Token> = step.seqs.iter().flat_map(|s| step.tokens_of(s).iter().map(move |&t| resolve(s, t))).collect();
+        let mut rows = Vec::with_capacity(step.seqs.len());
+        let mut from = 0;
+        for s in &step.seqs {
+            let range = from..from + s.tokens.len();
+            from = range.end;
+            rows.push(Rows { rows: range, start: s.start, drafts: s.drafts, tables: SeqTables::new(&self.tables, s.seat) });
+        }
+        let streams = self.model.trunk(&tokens, &rows, &mut self.cache, None);
+
+        // Logits of the rows that are sampled or asked for, of all sequences in one product.
+        let wanted = |s: &SeqStep, r: &Rows| match (s.logits, &s.sample) {
+            (ReturnLogits::All, _) => r.rows.clone(),
+            (_, Some(_)) => r.rows.end - 1 - s.drafts as usize..r.rows.end,
+            _ => r.rows.end..r.rows.end,
+        };
+        let need: Vec<usize> = step.seqs.iter().zip(&rows).flat_map(|(s, r)| wanted(s, r)).collect();
+        let logits = if need.is_empty() { Vec::new() } else { self.model.logits(&self.model.top(&streams, &need)) };
+        let vocab = self.limits.vocab as usize;
+        let mut result = StepResult { number: step.number, seqs: Vec::with_capacity(step.seqs.len()) };
+        let mut at = 0;
+        for (s, r) in step.seqs.iter().zip(&rows) {
+            let n = wanted(s, r).len();
+            let own = &logits[at * vocab..(at + n) * vocab];
+            at += n;
+            let mut out = sampled(s, &tokens[r.rows.clone()], own, vocab);
+            if let Some(&t) = out.tokens.last() {
+                self.last_sampled[s.seat.0 as usize] = t;
+            }
+            match s.logits {
+                ReturnLogits::No => {}
+                ReturnLogits::All => out.logits = own.to_vec(),
+                ReturnLogits::Sampled => out.logits = own[..out.tokens.len() * vocab].to_vec(),
+            }
+            result.seqs.push(out);
+        }
+        result
+    }
+}
+
+/// Accepts drafts as long as they are what would have been chosen, then adds one token; `logits` end with the rows of
+/// the last `1 + drafts` positions.
+fn sampled(s: &SeqStep, tokens: &[Token], logits: &[f32], vocab: usize) -> SeqResult {
+    let mut out = SeqResult::default();
+    let Some(how) = &s.sample else { return out };
+    let drafts = s.drafts as usize;
+    let rows: Vec<&[f32]> = logits.chunks(vocab).collect();
+    let rows = &rows[rows.len() - 1 - drafts..];
+    for (i, row) in rows.iter().enumerate() {
+        // The position that the new token will take.
+        let position = s.start + (tokens.len() - drafts + i) as u32;
+        let token = sample::sample(row, how, position);
+        out.tokens.push(token);
+        if let Some(top) = how.top_logprobs {
+            out.logprobs.push(sample::logprobs(row, token, top));
+        }
+        if i < drafts && token != tokens[tokens.len() - drafts + i] {
+            break;
+        }
+    }
+    out
+}
+
+impl Backend for CpuBackend {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn layout(&self) -> &CacheLayout {
+        self.cache.layout()
+    }
+
+    fn submit(&mut self, step: Step) -> Result<Ticket, BackendError> {
+        let bad = |what: String| BackendError::BadStep { step: step.number, what };
+        let total: usize = step.seqs.iter().map(|s| s.tokens.len()).sum();
+        if total > self.limits.step_tokens as usize {
+            return Err(bad(format!("{total} tokens, the limit is {}", self.limits.step_tokens)));
+        }
+        let mut seats: Vec<u32> = step.seqs.iter().map(|s| s.seat.0).collect();
+        seats.sort_unstable();
+        seats.dedup();
+        if seats.len() != step.seqs.len() {
+            return Err(bad("a seat is there twice".into()));
+        }
+        for seq in &step.seqs {
+            self.tables.apply(&step, seq).map_err(bad)?;
+            self.check(&step, seq).map_err(bad)?;
+        }
+        let result = self.compute(&step);
+        self.done.push_back(result);
+        Ok(Ticket(step.number))
+    }
+
+    fn collect(&mut self, ticket: Ticket) -> Result<StepResult, BackendError> {
+        match self.done.pop_front() {
+            Some(r) if r.number == ticket.0 => Ok(r),
+            _ => Err(BackendError::BadStep { step: ticket.0, what: "it was not submitted, or out of order".into() }),
+        }
+    }
+
+    fn copy(&mut self, copies: &[BlockCopy]) -> Result<(), BackendError> {
+        for c in copies {
+            self.cache.copy_unit(c.bucket as usize, c.from, c.to);
+        }
+        Ok(())
+    }
+
+    fn read_unit(&mut self, bucket: u8, block: BlockId, out: &mut [u8]) -> Result<(), BackendError> {
+        out.copy_from_slice(self.cache.unit(bucket as usize, block));
+        Ok(())
+    }
+
+    fn write_unit(&mut self, bucket: u8, block: BlockId, bytes: &[u8]) -> Result<(), BackendError> {
+        self.cache.unit_mut(bucket as usize, block).copy_from_slice(bytes);
+        Ok(())
+    }
+}
