@@ -14,3 +14,4 @@ pub mod weights;
 mod attention;
 mod compressors;
 mod moe;
+mod work;

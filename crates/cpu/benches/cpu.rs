@@ -1,0 +1,167 @@
+//! Tokens per second of the tiny model on this machine's CPU, beside what the machine can do: read bandwidth over a
+//! buffer larger than the caches and fused multiply-adds from registers, measured in the same run. Prints JSON lines.
+//!
+//! `cargo bench -p longwave-cpu` (all), `-- decode`, `-- prefill 32768`.
+
+use std::time::Instant;
+
+use longwave_cpu::backend::{CpuBackend, CpuOptions};
+use longwave_cpu::forward::Model;
+use longwave_cpu::numerics::Profile;
+use longwave_cpu::simd::{self, Lanes};
+use longwave_engine::step::*;
+use longwave_model::{CacheFormats, CacheLayout, Checkpoint, IndexFormat, MainFormat};
+use rayon::prelude::*;
+
+const FORMATS: CacheFormats = CacheFormats { main: MainFormat::Fp8, index: IndexFormat::Fp4 };
+
+longwave_cpu::dispatch! {
+    fn spin(n: usize) -> f32 = spin_body;
+}
+
+/// `n` rounds of 16 independent fused multiply-adds over 16 lanes.
+#[inline(always)]
+fn spin_body<V: Lanes>(n: usize) -> f32 {
+    let mut acc: [V; 12] = std::array::from_fn(|i| V::splat(i as f32));
+    let (a, b) = (V::splat(std::hint::black_box(0.999)), V::splat(std::hint::black_box(1e-3)));
+    for _ in 0..n {
+        for v in &mut acc {
+            *v = v.fma(a, b);
+        }
+    }
+    acc.iter().map(|v| v.sum()).sum()
+}
+
+longwave_cpu::dispatch! {
+    fn read(x: &[f32]) -> f32 = read_body;
+}
+
+#[inline(always)]
+fn read_body<V: Lanes>(x: &[f32]) -> f32 {
+    let mut acc: [V; 8] = std::array::from_fn(|_| V::splat(0.0));
+    for c in x.as_chunks::<128>().0 {
+        for (v, c) in acc.iter_mut().zip(c.as_chunks::<16>().0) {
+            *v = v.add(V::load(c));
+        }
+    }
+    acc.iter().map(|v| v.sum()).sum()
+}
+
+/// (multiply-add TFLOP/s, read GB/s) of all threads.
+fn peaks() -> (f64, f64) {
+    let threads = rayon::current_num_threads();
+    let n = 20_000_000;
+    let t = Instant::now();
+    let s: f32 = (0..threads).into_par_iter().map(|_| spin(n)).sum();
+    let flops = (threads * n * 12 * 32) as f64 / t.elapsed().as_secs_f64();
+    let data = vec![1.0f32; 256 << 20];
+    let part = data.len() / threads;
+    let mut best = f64::MAX;
+    let mut total = s;
+    for _ in 0..3 {
+        let t = Instant::now();
+        total += data.par_chunks(part).map(read).sum::<f32>();
+        best = best.min(t.elapsed().as_secs_f64());
+    }
+    std::hint::black_box(total);
+    (flops / 1e12, data.len() as f64 * 4.0 / best / 1e9)
+}
+
+/// A backend with one seat whose whole context is mapped.
+struct Rig {
+    backend: CpuBackend,
+    step: u64,
+    mapped: bool,
+    context: u32,
+}
+
+impl Rig {
+    fn new(context: u32) -> Rig {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/tiny");
+        let ckpt = Checkpoint::open(&folder, &mut |_| {}).expect("the tiny checkpoint");
+        let options = CpuOptions { seats: 1, step_tokens: 4096, context, cache_bytes: 8 << 30 };
+        Rig { backend: CpuBackend::new(Model::new(&ckpt, Profile::Serving, FORMATS), options), step: 0, mapped: false, context }
+    }
+
+    fn run(&mut self, start: u32, tokens: Vec<Token>) {
+        let mut step = Step { number: self.step, tokens, ..Step::default() };
+        self.step += 1;
+        if !self.mapped {
+            let layout: CacheLayout = self.backend.layout().clone();
+            let mut next = [0u32; 3];
+            for (g, spec) in layout.groups.iter().enumerate() {
+                // Sliding groups wrap around a few blocks, as a window does.
+                let first = next[spec.bucket as usize];
+                let most = if spec.is_sliding() { 6 } else { u32::MAX };
+                for index in 0..self.context.div_ceil(spec.block_tokens) {
+                    step.writes.push(TableWrite { group: g as u8, index, block: BlockId(first + index % most) });
+                }
+                next[spec.bucket as usize] = first + self.context.div_ceil(spec.block_tokens).min(most);
+            }
+        }
+        let n = step.tokens.len() as u32;
+        let seq = SeqStep {
+            seat: Seat(0),
+            fresh: !self.mapped,
+            start,
+            tokens: 0..n,
+            drafts: 0,
+            writes: 0..step.writes.len() as u32,
+            sample: Some(Sampling::default()),
+            want_drafts: 0,
+            logits: ReturnLogits::No,
+        };
+        step.seqs.push(seq);
+        self.mapped = true;
+        let t = self.backend.submit(step).expect("a good step");
+        self.backend.collect(t).expect("a result");
+    }
+}
+
+fn tokens(n: usize) -> Vec<Token> {
+    (0..n as u32).map(|i| 16 + (i * 7919) % 2400).collect()
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let what = args.first().map_or("all", String::as_str);
+    let (tflops, gbs) = peaks();
+    let threads = rayon::current_num_threads();
+    println!("{{\"machine\":{{\"threads\":{threads},\"simd\":\"{}\",\"fma_tflops\":{tflops:.3},\"read_gb_s\":{gbs:.1}}}}}", simd::level().name());
+    if what == "all" || what == "decode" {
+        for context in [512u32, 8192, 32768] {
+            let mut rig = Rig::new(context + 600);
+            let chunk = 512;
+            for start in (0..context).step_by(chunk) {
+                rig.run(start, tokens(chunk));
+            }
+            let n = 256;
+            let t = Instant::now();
+            for i in 0..n {
+                rig.run(context + i, tokens(1));
+            }
+            let s = t.elapsed().as_secs_f64() / f64::from(n);
+            let bytes = rig.backend.model().bytes_per_token() as f64;
+            println!(
+                "{{\"decode\":{{\"context\":{context},\"tokens_s\":{:.1},\"ms\":{:.3},\"weight_mb\":{:.2},\"weights_gb_s\":{:.2},\"share_of_read\":{:.3}}}}}",
+                1.0 / s, s * 1e3, bytes / 1e6, bytes / s / 1e9, bytes / s / 1e9 / gbs
+            );
+        }
+    }
+    if what == "all" || what == "prefill" {
+        let lengths: Vec<u32> = args.get(1).and_then(|a| a.parse().ok()).map_or(vec![2048, 8192, 32768], |n| vec![n]);
+        for n in lengths {
+            let mut rig = Rig::new(n + 600);
+            let t = Instant::now();
+            for start in (0..n).step_by(512) {
+                rig.run(start, tokens(512.min((n - start) as usize)));
+            }
+            let s = t.elapsed().as_secs_f64();
+            let flop = rig.backend.model().prefill_flop(n as usize);
+            println!(
+                "{{\"prefill\":{{\"tokens\":{n},\"tokens_s\":{:.1},\"seconds\":{s:.2},\"gflop_per_token\":{:.4},\"tflops\":{:.4},\"share_of_fma\":{:.3}}}}}",
+                f64::from(n) / s, flop / f64::from(n) / 1e9, flop / s / 1e12, flop / s / 1e12 / tflops
+            );
+        }
+    }
+}
