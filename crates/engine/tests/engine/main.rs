@@ -1,0 +1,10 @@
+//! Tests of the engine through its public surface, on the simulated backend.
+
+// Test code may stop at the first surprise.
+#![allow(clippy::unwrap_used)]
+
+mod contract;
+mod handle;
+mod requests;
+mod simulation;
+mod world;
