@@ -6,7 +6,7 @@
 //! once, with the numbers, what can never run. Assumes chunks of at most `chunk` tokens and at most `drafts` drafts.
 
 use longwave_model::CacheLayout;
-use longwave_model::geometry::{Bucket, GroupSpec, LOGICAL_BLOCK};
+use longwave_model::geometry::{Bucket, GroupSpec, LOGICAL_BLOCK, Retention};
 
 use crate::pool::Units;
 use crate::request::{Refusal, Request};
@@ -122,16 +122,21 @@ impl Admission {
 }
 
 impl SlidingNeed {
-    /// Tries every alignment of a step: block and window boundaries repeat every 256 positions.
+    /// Tries every alignment of a step to blocks and windows.
     fn new(spec: &GroupSpec, chunk: u32, drafts: u32) -> SlidingNeed {
-        let decode = (FAR..FAR + LOGICAL_BLOCK)
+        let Retention::SlidingWindow { window, stride } = spec.retention else { unreachable!("sliding groups only") };
+        let period = spec.block_tokens.max(stride);
+        let repeats =
+            [spec.block_tokens, stride].iter().all(|&n| period.is_multiple_of(n)) && FAR.is_multiple_of(period);
+        assert!(repeats, "alignments repeat: {spec:?}");
+        let decode = (FAR..FAR + period)
             .map(|start| spec.blocks_between(spec.retention.first_needed(start), start + drafts))
             .max()
-            .expect("256 alignments");
-        // Longer chunks than window and block together leave old and new rows apart: no more alignments.
-        let prefill = (FAR..FAR + LOGICAL_BLOCK)
-            .flat_map(|start| (1..=chunk.min(2 * LOGICAL_BLOCK)).map(move |n| (start, start + n)))
-            .map(|(start, end)| blocks_of_chunk(spec, start, end))
+            .expect("a period has at least one position");
+        // Chunks longer than window and block leave old and new rows apart: only where they end still matters.
+        let lengths = 1..=chunk.min(window + spec.block_tokens + period);
+        let prefill = (FAR..FAR + period)
+            .flat_map(|start| lengths.clone().map(move |n| blocks_of_chunk(spec, start, start + n)))
             .max()
             .expect("a chunk has at least one token");
         SlidingNeed { bucket: spec.bucket, block_tokens: spec.block_tokens, prefill, decode }

@@ -280,16 +280,16 @@ impl SimBackend {
         hidden: &mut u64,
     ) -> Result<(), String> {
         let spec = &self.layout.groups[group];
-        let mut p = first;
-        while p < end {
-            let index = p / spec.block_tokens;
+        if first >= end {
+            return Ok(());
+        }
+        for index in first / spec.block_tokens..=(end - 1) / spec.block_tokens {
             let block = self.tables.table(scratch.seat, group).get(index);
             let block =
                 block.ok_or_else(|| format!("seat {} group {group}: block {index} is not mapped", scratch.seat.0))?;
             let unit = &self.pools[spec.bucket as usize][block.0 as usize];
-            for q in p..end.min((index + 1) * spec.block_tokens) {
-                *hidden = mix(*hidden, unit.read(group, q, q % spec.block_tokens)?);
-                p = q + 1;
+            for p in first.max(index * spec.block_tokens)..end.min((index + 1) * spec.block_tokens) {
+                *hidden = mix(*hidden, unit.read(group, p, p % spec.block_tokens)?);
             }
         }
         Ok(())
