@@ -5,8 +5,10 @@
 //! Knows no clock: whoever drives the loop measures time.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use longwave_model::CacheLayout;
+use longwave_model::geometry::{Bucket, MAX_DRAFTS};
 
 use crate::admission::Admission;
 use crate::blocks::SequenceBlocks;
@@ -100,6 +102,8 @@ impl<B: Backend> Engine<B> {
     /// An idle engine over all of `backend`'s seats and units.
     pub fn new(backend: B, mut options: EngineOptions) -> Engine<B> {
         let (limits, layout) = (backend.limits().clone(), backend.layout().clone());
+        assert!(limits.seats > 0, "a backend without seats runs nothing");
+        assert!(limits.drafts <= MAX_DRAFTS, "{} drafts, a c128 state page takes {MAX_DRAFTS} back", limits.drafts);
         options.drafts = options.drafts.min(limits.drafts);
         let chunk = options.max_chunk_tokens.unwrap_or(u32::MAX).min(limits.step_tokens);
         Engine {
@@ -326,18 +330,20 @@ impl<B: Backend> Engine<B> {
     /// Delivers the last event of every request after a panic, when blocks and promises can no longer be trusted.
     pub(crate) fn abandon(&mut self, why: &str) {
         self.stopped.get_or_insert_with(|| why.to_string());
+        let reason = || FinishReason::Failed(why.to_string());
+        // It may have been a sink that panicked, and it may do so again: the others still get their event.
         for sequence in self.seats.iter_mut().filter_map(Option::take) {
-            sequence.finish(FinishReason::Failed(why.to_string()));
+            let _ = catch_unwind(AssertUnwindSafe(|| sequence.finish(reason())));
         }
         while let Some((_, waiting)) = self.waiting.pop_first() {
-            waiting.finish(FinishReason::Failed(why.to_string()));
+            let _ = catch_unwind(AssertUnwindSafe(|| waiting.finish(reason())));
         }
     }
 
     /// What the engine is doing.
     pub fn status(&self) -> Status {
         Status {
-            running: (self.seats.len() - self.free_seats.len()) as u32,
+            running: self.seats.iter().flatten().count() as u32,
             waiting: self.waiting.len() as u32,
             units_total: self.pools.total(),
             units_used: self.pools.used(),
@@ -380,7 +386,7 @@ impl<B: Backend> Engine<B> {
         if promised != self.admission.promised() {
             return Err(format!("{:?} units are promised, sequences have {promised:?}", self.admission.promised()));
         }
-        for bucket in longwave_model::geometry::Bucket::ALL {
+        for bucket in Bucket::ALL {
             let pool = self.pools.of(bucket);
             pool.check(&counts[bucket as usize]).map_err(|e| format!("{} pool: {e}", bucket.name()))?;
         }

@@ -1,8 +1,8 @@
 //! The engine on its own thread, and the handle that everybody else holds.
 //!
 //! Requests go in through a bounded queue; events come back through each request's sink, on the engine thread. Assumes
-//! sinks that return quickly. When the thread ends, by shutdown, a fatal failure or a panic in the backend, every request
-//! gets its `Finished`, the status says not alive, and later requests are turned away with the reason.
+//! sinks that return quickly. When the thread ends, by shutdown, a fatal failure or a panic (of the backend or of a sink,
+//! which takes all requests down), every request gets its `Finished`, the status says not alive, and later requests are turned away with the reason.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,6 +31,7 @@ struct Submission {
 #[derive(Default)]
 struct Intake {
     submissions: VecDeque<Submission>,
+    /// Each at most once, and emptied before every step.
     cancels: BTreeSet<RequestId>,
     /// Requests that wait inside the engine, those just taken over included.
     waiting: usize,
@@ -171,7 +172,8 @@ fn run<B: Backend>(mut engine: Engine<B>, shared: &Shared) {
     for Submission { request, mut sink, .. } in taken {
         let prompt_tokens = request.prompt.len() as u32;
         let reason = FinishReason::Failed(why.clone());
-        sink(Event::Finished { reason, prompt_tokens, cached_tokens: 0, output_tokens: 0 });
+        let event = Event::Finished { reason, prompt_tokens, cached_tokens: 0, output_tokens: 0 };
+        let _ = catch_unwind(AssertUnwindSafe(|| sink(event)));
     }
     shared.publish(engine.status());
 }

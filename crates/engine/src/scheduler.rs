@@ -3,7 +3,8 @@
 //! Decodes come first, then prompt chunks, up to the token budget. When the budget is short, decodes that waited longest
 //! go first and drafts are cut before tokens. Of what is left for prompts, half belongs to the request that is first by
 //! (priority, arrival) and half to the shortest remaining prompts: so a prompt of a million tokens delays nobody for
-//! long, and a stream of short prompts cannot stop it either. Plain functions of the running sequences; no clock.
+//! long, and a stream of short prompts cannot stop it either. With fewer budget tokens than seats, prompts wait until enough
+//! decodes have ended. Plain functions of the running sequences; no clock.
 
 use crate::sequence::Sequence;
 use crate::step::{Limits, Seat};

@@ -134,6 +134,7 @@ impl SimBackend {
         for seq in &step.seqs {
             self.check_writes(step, seq)?;
             self.tables.apply(step, seq)?;
+            self.check_past(seq)?;
         }
         if self.options.poison {
             step.seqs.iter().for_each(|seq| self.poison(step, seq));
@@ -208,6 +209,21 @@ impl SimBackend {
                 self.layout.groups.get(w.group as usize).ok_or_else(|| format!("group {} does not exist", w.group))?;
             if w.block != BlockId::NONE && w.block.0 >= self.limits.units[spec.bucket as usize] {
                 return Err(format!("block {} does not exist in the {} pool", w.block.0, spec.bucket.name()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks that nothing reads any more must have been taken out: they may belong to somebody else already.
+    fn check_past(&self, seq: &SeqStep) -> Result<(), String> {
+        for group in self.layout.sliding() {
+            let spec = &self.layout.groups[group];
+            let first = spec.retention.first_needed(seq.start);
+            match self.tables.table(seq.seat, group).sparse().first() {
+                Some(&(index, _)) if (index + 1) * spec.block_tokens <= first => {
+                    return Err(format!("seat {} group {group}: block {index} is past and still mapped", seq.seat.0));
+                }
+                _ => {}
             }
         }
         Ok(())

@@ -131,6 +131,23 @@ fn a_panicking_backend_fails_every_request_and_later_ones() {
 }
 
 #[test]
+fn a_panicking_sink_takes_the_engine_down_but_no_event_is_lost() {
+    let sim = SimOptions { step_time: Duration::from_millis(1), ..SimOptions::default() };
+    let handle = start_with(Limits { seats: 2, ..wide_limits() }, sim, paranoid());
+    let (send, done) = mpsc::channel();
+    let records = [0, 1, 2].map(|_| submit(&handle, request(vec![1], 3000), &send).unwrap());
+    handle.submit(Request { priority: -1, ..request(vec![1], 3) }, Box::new(|_| panic!("a bad sink"))).unwrap();
+    handle.submit(request(vec![], 3), Box::new(|_| panic!("a bad sink"))).ok();
+    wait(&done, 3);
+    for record in &records {
+        let FinishReason::Failed(why) = record.assert_complete() else { panic!("not failed") };
+        assert_eq!(why, "the engine thread panicked: a bad sink");
+    }
+    let status = wait_for(&handle, |s| !s.alive);
+    assert_eq!((status.running, status.waiting), (0, 0));
+}
+
+#[test]
 fn shutdown_and_drop_settle_every_request() {
     for by_drop in [false, true] {
         let sim = SimOptions { step_time: Duration::from_millis(1), ..SimOptions::default() };
@@ -149,4 +166,10 @@ fn shutdown_and_drop_settle_every_request() {
         let failed = FinishReason::Failed("the engine was shut down".into());
         records.iter().for_each(|r| assert_eq!(r.assert_complete(), failed));
     }
+}
+
+#[test]
+fn a_handle_goes_to_any_thread() {
+    fn any_thread<T: Clone + Send + Sync + 'static>() {}
+    any_thread::<EngineHandle>();
 }

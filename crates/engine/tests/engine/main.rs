@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod contract;
+mod cost;
 mod handle;
 mod requests;
 mod simulation;
