@@ -3,6 +3,21 @@
 //! This crate decides what is computed when and where its cache rows live. It holds no tensor, opens no file or socket,
 //! knows no async runtime and no CUDA type; it builds and tests in seconds. Computing is a [`step::Backend`].
 
+pub mod engine;
+pub mod handle;
+pub mod pool;
 pub mod request;
+pub mod sim;
 pub mod step;
 pub mod tables;
+
+mod admission;
+mod blocks;
+mod scheduler;
+mod sequence;
+
+#[cfg(test)]
+mod testing;
+
+pub use engine::{Engine, EngineOptions, Status};
+pub use handle::{EngineHandle, start};

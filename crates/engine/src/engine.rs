@@ -1,0 +1,423 @@
+//! The loop: admit, plan, submit, collect, commit. One call of [`Engine::step`] is one iteration.
+//!
+//! Assumes a backend that keeps the contract of [`crate::step`]; a result that breaks it fails the requests of the step.
+//! Every request that is taken in gets exactly one `Finished`, whatever happens, and its blocks come home before it.
+//! Knows no clock: whoever drives the loop measures time.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use longwave_model::CacheLayout;
+use longwave_model::geometry::{Bucket, MAX_DRAFTS};
+
+use crate::admission::Admission;
+use crate::blocks::SequenceBlocks;
+use crate::pool::{Pools, Units};
+use crate::request::{Event, EventSink, FinishReason, Request, RequestId, SubmitError};
+use crate::scheduler::{Grant, Scheduler};
+use crate::sequence::{Sequence, Waiting};
+use crate::step::{Backend, BackendError, Limits, Seat, SeqStep, Step, StepResult};
+
+/// What an operator chooses; the rest follows from the backend's [`Limits`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// Requests that may wait for a seat; more are turned away.
+    pub max_waiting: usize,
+    /// When a client that was turned away should come back, seconds.
+    pub retry_after_s: u32,
+    /// Most prompt tokens of one sequence in one step; `None` leaves it to the token budget.
+    pub max_chunk_tokens: Option<u32>,
+    /// Drafts per sequence and step, cut to what the backend can; 0 is no speculation.
+    pub drafts: u32,
+    /// Check all invariants after every step, not only when idle.
+    pub paranoid: bool,
+}
+
+impl Default for EngineOptions {
+    /// 1,024 waiting requests, chunks as large as the budget, no speculation.
+    fn default() -> Self {
+        EngineOptions { max_waiting: 1024, retry_after_s: 1, max_chunk_tokens: None, drafts: 0, paranoid: false }
+    }
+}
+
+/// What the engine is doing. Plain data, cheap to copy.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Status {
+    /// Requests that have a seat.
+    pub running: u32,
+    /// Requests that wait for one.
+    pub waiting: u32,
+    /// Units of each pool (large, middle, small).
+    pub units_total: Units,
+    /// Of them, owned by block tables.
+    pub units_used: Units,
+    /// Of them, promised to running requests at their worst moment.
+    pub units_promised: Units,
+    /// Steps that were submitted.
+    pub steps: u64,
+    /// Prompt tokens computed.
+    pub prompt_tokens: u64,
+    /// Tokens generated.
+    pub output_tokens: u64,
+    /// Drafts verified.
+    pub drafts_proposed: u64,
+    /// Of them, how many became output.
+    pub drafts_accepted: u64,
+    /// Wall time of the last step; zero before the first one and when nobody measures.
+    pub last_step: std::time::Duration,
+    /// Bounds of the backend.
+    pub limits: Limits,
+    /// Whether the engine takes requests.
+    pub alive: bool,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Counters {
+    steps: u64,
+    prompt_tokens: u64,
+    output_tokens: u64,
+    drafts_proposed: u64,
+    drafts_accepted: u64,
+}
+
+/// Requests, cache and backend of one model.
+pub struct Engine<B: Backend> {
+    backend: B,
+    limits: Limits,
+    layout: CacheLayout,
+    options: EngineOptions,
+    pools: Pools,
+    admission: Admission,
+    scheduler: Scheduler,
+    /// By (priority, arrival); at most `options.max_waiting`.
+    waiting: BTreeMap<(i32, RequestId), Waiting>,
+    seats: Vec<Option<Sequence>>,
+    free_seats: Vec<Seat>,
+    next_id: u64,
+    counters: Counters,
+    stopped: Option<String>,
+}
+
+impl<B: Backend> Engine<B> {
+    /// An idle engine over all of `backend`'s seats and units.
+    pub fn new(backend: B, mut options: EngineOptions) -> Engine<B> {
+        let (limits, layout) = (backend.limits().clone(), backend.layout().clone());
+        assert!(limits.seats > 0, "a backend without seats runs nothing");
+        assert!(limits.drafts <= MAX_DRAFTS, "{} drafts, a c128 state page takes {MAX_DRAFTS} back", limits.drafts);
+        options.drafts = options.drafts.min(limits.drafts);
+        let chunk = options.max_chunk_tokens.unwrap_or(u32::MAX).min(limits.step_tokens);
+        Engine {
+            pools: Pools::new(limits.units),
+            admission: Admission::new(&layout, limits.units, chunk, options.drafts),
+            scheduler: Scheduler::new(&limits, chunk),
+            waiting: BTreeMap::new(),
+            seats: (0..limits.seats).map(|_| None).collect(),
+            free_seats: (0..limits.seats).rev().map(Seat).collect(),
+            next_id: 0,
+            counters: Counters::default(),
+            stopped: None,
+            backend,
+            limits,
+            layout,
+            options,
+        }
+    }
+
+    /// Takes a request in. One that can never run is answered by a `Refused` event before this returns; only a full
+    /// queue and a stopped engine are errors, and then the sink is dropped without an event.
+    pub fn submit(&mut self, request: Request, sink: EventSink) -> Result<RequestId, SubmitError> {
+        let id = RequestId(self.next_id);
+        self.submit_as(id, request, sink).map(|()| id)
+    }
+
+    /// [`Engine::submit`] with an id given out elsewhere; ids must rise.
+    pub(crate) fn submit_as(
+        &mut self,
+        id: RequestId,
+        request: Request,
+        mut sink: EventSink,
+    ) -> Result<(), SubmitError> {
+        assert!(id.0 >= self.next_id, "request ids rise: {} after {}", id.0, self.next_id);
+        if let Some(why) = &self.stopped {
+            return Err(SubmitError::Stopped(why.clone()));
+        }
+        if self.waiting.len() >= self.options.max_waiting {
+            return Err(SubmitError::QueueFull {
+                waiting: self.waiting.len(),
+                retry_after_s: self.options.retry_after_s,
+            });
+        }
+        self.next_id = id.0 + 1;
+        match self.admission.check(&request, &self.limits) {
+            Ok((max_outputs, need)) => {
+                self.waiting.insert((request.priority, id), Waiting { id, request, sink, max_outputs, need });
+            }
+            Err(refusal) => sink(Event::Finished {
+                reason: FinishReason::Refused(refusal),
+                prompt_tokens: request.prompt.len() as u32,
+                cached_tokens: 0,
+                output_tokens: 0,
+            }),
+        }
+        Ok(())
+    }
+
+    /// Ends a request now; nothing happens when it is unknown or finished.
+    pub fn cancel(&mut self, id: RequestId) {
+        let seat = self.seats.iter().position(|s| s.as_ref().is_some_and(|s| s.id == id));
+        if let Some(seat) = seat {
+            self.finish(Seat(seat as u32), FinishReason::Cancelled);
+        } else if let Some(&key) = self.waiting.keys().find(|k| k.1 == id)
+            && let Some(waiting) = self.waiting.remove(&key)
+        {
+            waiting.finish(FinishReason::Cancelled);
+        }
+    }
+
+    /// Admits, computes and commits one step. `false` when there was nothing to do.
+    pub fn step(&mut self) -> bool {
+        if self.stopped.is_some() {
+            return false;
+        }
+        self.admit();
+        let Some(step) = self.plan() else {
+            self.assert_integrity();
+            return false;
+        };
+        match self.compute(step) {
+            Ok(result) => self.commit(result),
+            Err(BackendError::BadStep { step, what }) => self.fail_step(&format!("step {step}: {what}")),
+            Err(BackendError::Fatal(why)) => self.stop(&why),
+        }
+        if self.options.paranoid {
+            self.assert_integrity();
+        }
+        true
+    }
+
+    /// Gives seats to waiting requests, in order, while their worst case fits. The first that does not fit holds the
+    /// others back: it cannot starve.
+    fn admit(&mut self) {
+        while let (Some(first), Some(&seat)) = (self.waiting.first_entry(), self.free_seats.last()) {
+            if !self.admission.fits(first.get().need.most()) {
+                break;
+            }
+            let waiting = first.remove();
+            self.free_seats.pop();
+            self.admission.promise(waiting.need.most());
+            let positions = waiting.request.prompt.len() as u32 + waiting.max_outputs;
+            let blocks = SequenceBlocks::new(&self.layout, positions);
+            let mut sequence = Sequence::new(waiting, blocks, 0);
+            (sequence.sink)(Event::Scheduled { cached_tokens: sequence.cached_tokens });
+            self.seats[seat.0 as usize] = Some(sequence);
+        }
+    }
+
+    /// The next step, with the blocks that it stores to; `None` when nothing runs.
+    fn plan(&mut self) -> Option<Step> {
+        let grants = self.scheduler.plan(&self.seats);
+        if grants.is_empty() {
+            return None;
+        }
+        self.counters.steps += 1;
+        let tokens = grants.iter().map(|g| (g.tokens + g.drafts) as usize).sum();
+        let mut step = Step {
+            number: self.counters.steps,
+            seqs: Vec::with_capacity(grants.len()),
+            tokens: Vec::with_capacity(tokens),
+            writes: Vec::with_capacity(4 * grants.len()),
+        };
+        for grant in grants {
+            let sequence = self.seats[grant.seat.0 as usize].as_mut().expect("only occupied seats get grants");
+            sequence.last_step = step.number;
+            sequence.blocks.extend(&self.layout, &mut self.pools, sequence.span(grant));
+            add_to_step(&mut step, sequence, grant, self.options.drafts);
+        }
+        Some(step)
+    }
+
+    fn compute(&mut self, step: Step) -> Result<StepResult, BackendError> {
+        let number = step.number;
+        let ticket = self.backend.submit(step)?;
+        let result = self.backend.collect(ticket)?;
+        self.check_result(number, &result).map_err(|what| BackendError::BadStep { step: number, what })?;
+        Ok(result)
+    }
+
+    /// Takes the result over: tokens out, windows advanced, finished requests freed.
+    fn commit(&mut self, result: StepResult) {
+        for (i, result) in result.seqs.into_iter().enumerate() {
+            let grant = self.scheduler.grants()[i];
+            let sequence = self.seats[grant.seat.0 as usize].as_mut().expect("a step's sequences keep their seats");
+            let (was_decoding, outputs) = (sequence.is_decoding(), sequence.outputs());
+            let reason = sequence.advance(&grant, result, self.limits.vocab);
+            let new = u64::from(sequence.outputs() - outputs);
+            self.counters.output_tokens += new;
+            self.counters.prompt_tokens += if was_decoding { 0 } else { u64::from(grant.tokens) };
+            self.counters.drafts_proposed += u64::from(grant.drafts);
+            self.counters.drafts_accepted += new.saturating_sub(1);
+            sequence.blocks.retire(&self.layout, &mut self.pools, sequence.committed);
+            if let Some(reason) = reason {
+                self.finish(grant.seat, reason);
+            } else if !was_decoding && sequence.is_decoding() {
+                // The prompt is computed: give back what only its chunks needed.
+                self.admission.withdraw(sequence.promised);
+                sequence.promised = sequence.need.decode;
+                self.admission.promise(sequence.promised);
+            }
+        }
+    }
+
+    /// What a backend must have answered to the step that was planned last.
+    fn check_result(&self, number: u64, result: &StepResult) -> Result<(), String> {
+        let grants = self.scheduler.grants();
+        if result.number != number || result.seqs.len() != grants.len() {
+            let (got, len) = (result.number, result.seqs.len());
+            return Err(format!(
+                "the result is of step {got} with {len} sequences, not of {number} with {}",
+                grants.len()
+            ));
+        }
+        for (grant, result) in grants.iter().zip(&result.seqs) {
+            let sequence = self.seats[grant.seat.0 as usize].as_ref().expect("a step's sequences keep their seats");
+            let (seat, new) = (grant.seat.0, &result.tokens);
+            let expected = if sequence.samples(grant) { 1..=1 + grant.drafts as usize } else { 0..=0 };
+            if !expected.contains(&new.len()) {
+                return Err(format!("seat {seat} got {} tokens, not {expected:?}", new.len()));
+            }
+            if new.len().checked_sub(1).is_some_and(|accepted| new[..accepted] != sequence.drafts[..accepted]) {
+                return Err(format!("seat {seat} got {new:?} for the drafts {:?}", sequence.drafts));
+            }
+            if let Some(token) = new.iter().chain(&result.drafts).find(|&&t| t >= self.limits.vocab) {
+                return Err(format!("seat {seat} got token {token}, the vocabulary has {}", self.limits.vocab));
+            }
+            if result.drafts.len() > self.options.drafts as usize {
+                return Err(format!("seat {seat} got {} drafts", result.drafts.len()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees a seat with all its blocks and delivers the last event.
+    fn finish(&mut self, seat: Seat, reason: FinishReason) {
+        let mut sequence = self.seats[seat.0 as usize].take().expect("only occupied seats finish");
+        sequence.blocks.release(&self.layout, &mut self.pools);
+        self.admission.withdraw(sequence.promised);
+        self.free_seats.push(seat);
+        sequence.finish(reason);
+    }
+
+    fn fail_step(&mut self, why: &str) {
+        for i in 0..self.scheduler.grants().len() {
+            let seat = self.scheduler.grants()[i].seat;
+            self.finish(seat, FinishReason::Failed(why.to_string()));
+        }
+    }
+
+    /// Fails every request and takes no more. Later calls change nothing.
+    pub fn stop(&mut self, why: &str) {
+        self.stopped.get_or_insert_with(|| why.to_string());
+        for seat in 0..self.seats.len() {
+            if self.seats[seat].is_some() {
+                self.finish(Seat(seat as u32), FinishReason::Failed(why.to_string()));
+            }
+        }
+        while let Some((_, waiting)) = self.waiting.pop_first() {
+            waiting.finish(FinishReason::Failed(why.to_string()));
+        }
+    }
+
+    /// Delivers the last event of every request after a panic, when blocks and promises can no longer be trusted.
+    pub(crate) fn abandon(&mut self, why: &str) {
+        self.stopped.get_or_insert_with(|| why.to_string());
+        let reason = || FinishReason::Failed(why.to_string());
+        // It may have been a sink that panicked, and it may do so again: the others still get their event.
+        for sequence in self.seats.iter_mut().filter_map(Option::take) {
+            let _ = catch_unwind(AssertUnwindSafe(|| sequence.finish(reason())));
+        }
+        while let Some((_, waiting)) = self.waiting.pop_first() {
+            let _ = catch_unwind(AssertUnwindSafe(|| waiting.finish(reason())));
+        }
+    }
+
+    /// What the engine is doing.
+    pub fn status(&self) -> Status {
+        Status {
+            running: self.seats.iter().flatten().count() as u32,
+            waiting: self.waiting.len() as u32,
+            units_total: self.pools.total(),
+            units_used: self.pools.used(),
+            units_promised: self.admission.promised(),
+            steps: self.counters.steps,
+            prompt_tokens: self.counters.prompt_tokens,
+            output_tokens: self.counters.output_tokens,
+            drafts_proposed: self.counters.drafts_proposed,
+            drafts_accepted: self.counters.drafts_accepted,
+            last_step: std::time::Duration::ZERO,
+            limits: self.limits.clone(),
+            alive: self.stopped.is_none(),
+        }
+    }
+
+    /// Bounds of the backend.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Why the engine stopped, if it did.
+    pub fn stopped(&self) -> Option<&str> {
+        self.stopped.as_deref()
+    }
+
+    /// Checks every invariant: references equal the tables, each row that will be read is mapped, nobody holds more than
+    /// was promised, and the promises fit the pools. The error names the first that is broken.
+    pub fn check_integrity(&self) -> Result<(), String> {
+        let mut counts = self.pools.total().map(|units| vec![0; units as usize]);
+        let mut promised = [0; 3];
+        for sequence in self.seats.iter().flatten() {
+            let (held, most) = (sequence.blocks.units(&self.layout), sequence.promised);
+            if (0..3).any(|i| held[i] > most[i]) {
+                return Err(format!("request {} holds {held:?} units, {most:?} were promised", sequence.id.0));
+            }
+            promised = [0, 1, 2].map(|i| promised[i] + most[i]);
+            let blocks = sequence.blocks.check(&self.layout, sequence.committed, &mut counts);
+            blocks.map_err(|e| format!("request {}: {e}", sequence.id.0))?;
+        }
+        if promised != self.admission.promised() {
+            return Err(format!("{:?} units are promised, sequences have {promised:?}", self.admission.promised()));
+        }
+        for bucket in Bucket::ALL {
+            let pool = self.pools.of(bucket);
+            pool.check(&counts[bucket as usize]).map_err(|e| format!("{} pool: {e}", bucket.name()))?;
+        }
+        Ok(())
+    }
+
+    fn assert_integrity(&self) {
+        if let Err(what) = self.check_integrity() {
+            panic!("a cache invariant is broken after step {}: {what}", self.counters.steps);
+        }
+    }
+}
+
+/// Appends one sequence to a step.
+fn add_to_step(step: &mut Step, sequence: &mut Sequence, grant: &Grant, drafts: u32) {
+    let (tokens, writes) = (step.tokens.len() as u32, step.writes.len() as u32);
+    let start = sequence.committed as usize;
+    step.tokens.extend_from_slice(&sequence.tokens[start..start + grant.tokens as usize]);
+    step.tokens.extend_from_slice(&sequence.drafts[..grant.drafts as usize]);
+    sequence.blocks.take_writes(&mut step.writes);
+    let samples = sequence.samples(grant);
+    step.seqs.push(SeqStep {
+        seat: grant.seat,
+        fresh: std::mem::take(&mut sequence.fresh),
+        start: sequence.committed,
+        tokens: tokens..step.tokens.len() as u32,
+        drafts: grant.drafts,
+        writes: writes..step.writes.len() as u32,
+        sample: samples.then(|| sequence.sampling.clone()),
+        // This step gives at least one token, and the last token needs no draft.
+        want_drafts: if samples { drafts.min(sequence.outputs_left().saturating_sub(2)) } else { 0 },
+        logits: sequence.logits,
+    });
+}

@@ -1,0 +1,215 @@
+//! The engine on its own thread, and the handle that everybody else holds.
+//!
+//! Requests go in through a bounded queue; events come back through each request's sink, on the engine thread. Assumes
+//! sinks that return quickly. When the thread ends, by shutdown, a fatal failure or a panic (of the backend or of a sink,
+//! which takes all requests down), every request gets its `Finished`, the status says not alive, and later requests are turned away with the reason.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use crate::engine::{Engine, EngineOptions, Status};
+use crate::request::{Event, EventSink, FinishReason, Request, RequestId, SubmitError};
+use crate::step::{Backend, Limits};
+
+/// A handle to a running engine. Clones are equal; when the last one is dropped the engine shuts down.
+#[derive(Clone)]
+pub struct EngineHandle {
+    owner: Arc<Owner>,
+}
+
+/// A request on its way to the engine thread.
+struct Submission {
+    id: RequestId,
+    request: Request,
+    sink: EventSink,
+}
+
+/// What crosses from handles to the engine thread.
+#[derive(Default)]
+struct Intake {
+    submissions: VecDeque<Submission>,
+    /// Each at most once, and emptied before every step.
+    cancels: BTreeSet<RequestId>,
+    /// Requests that wait inside the engine, those just taken over included.
+    waiting: usize,
+    next_id: u64,
+    shutdown: bool,
+    /// Why nothing is taken in any more.
+    stopped: Option<String>,
+}
+
+struct Shared {
+    intake: Mutex<Intake>,
+    wake: Condvar,
+    status: Mutex<Status>,
+    limits: Limits,
+    max_waiting: usize,
+    retry_after_s: u32,
+}
+
+/// Held by handles only, so that its drop means that nobody can ask anything any more.
+struct Owner {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Starts an engine over `backend` on a thread named "longwave-engine".
+pub fn start<B: Backend + 'static>(backend: B, options: EngineOptions) -> EngineHandle {
+    let (max_waiting, retry_after_s) = (options.max_waiting, options.retry_after_s);
+    let engine = Engine::new(backend, options);
+    let shared = Arc::new(Shared {
+        intake: Mutex::default(),
+        wake: Condvar::new(),
+        status: Mutex::new(engine.status()),
+        limits: engine.limits().clone(),
+        max_waiting,
+        retry_after_s,
+    });
+    let of_thread = Arc::clone(&shared);
+    let thread = std::thread::Builder::new().name("longwave-engine".into()).spawn(move || run(engine, &of_thread));
+    let thread = thread.expect("the system can start one more thread");
+    EngineHandle { owner: Arc::new(Owner { shared, thread: Mutex::new(Some(thread)) }) }
+}
+
+impl EngineHandle {
+    /// Hands a request to the engine. Events follow on the engine thread unless this is an error.
+    pub fn submit(&self, request: Request, sink: EventSink) -> Result<RequestId, SubmitError> {
+        let shared = &self.owner.shared;
+        let mut intake = lock(&shared.intake);
+        if let Some(why) = &intake.stopped {
+            return Err(SubmitError::Stopped(why.clone()));
+        }
+        let waiting = intake.waiting + intake.submissions.len();
+        if waiting >= shared.max_waiting {
+            return Err(SubmitError::QueueFull { waiting, retry_after_s: shared.retry_after_s });
+        }
+        let id = RequestId(intake.next_id);
+        intake.next_id += 1;
+        intake.submissions.push_back(Submission { id, request, sink });
+        shared.wake.notify_one();
+        Ok(id)
+    }
+
+    /// Ends a request before the next step; nothing happens when it is finished.
+    pub fn cancel(&self, id: RequestId) {
+        let shared = &self.owner.shared;
+        let mut intake = lock(&shared.intake);
+        if id.0 < intake.next_id && intake.stopped.is_none() {
+            intake.cancels.insert(id);
+            shared.wake.notify_one();
+        }
+    }
+
+    /// A snapshot, taken after the last step; requests on their way to the engine count as waiting.
+    pub fn status(&self) -> Status {
+        let shared = &self.owner.shared;
+        let queued = {
+            let intake = lock(&shared.intake);
+            intake.waiting + intake.submissions.len()
+        };
+        Status { waiting: queued as u32, ..lock(&shared.status).clone() }
+    }
+
+    /// Bounds of the backend.
+    pub fn limits(&self) -> &Limits {
+        &self.owner.shared.limits
+    }
+
+    /// Fails what runs and waits, and returns when the thread has ended. Must not be called from a sink.
+    pub fn shutdown(&self) {
+        self.owner.shared.request_shutdown();
+        let thread = lock(&self.owner.thread).take();
+        if let Some(thread) = thread {
+            thread.join().expect("the engine thread catches its panics");
+        }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.shared.request_shutdown();
+    }
+}
+
+impl Shared {
+    fn request_shutdown(&self) {
+        lock(&self.intake).shutdown = true;
+        self.wake.notify_one();
+    }
+
+    fn publish(&self, status: Status) {
+        lock(&self.intake).waiting = status.waiting as usize;
+        *lock(&self.status) = status;
+    }
+}
+
+/// Data under these locks is whole between statements, so a panic elsewhere does not spoil it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The thread: runs the loop, then settles every request that is left.
+fn run<B: Backend>(mut engine: Engine<B>, shared: &Shared) {
+    let mut taken = VecDeque::new();
+    let why = match catch_unwind(AssertUnwindSafe(|| drive(&mut engine, shared, &mut taken))) {
+        Ok(why) => why,
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+            let why = format!("the engine thread panicked: {}", text.unwrap_or("no message"));
+            engine.abandon(&why);
+            why
+        }
+    };
+    {
+        let mut intake = lock(&shared.intake);
+        intake.stopped = Some(why.clone());
+        intake.cancels.clear();
+        taken.append(&mut intake.submissions);
+    }
+    for Submission { request, mut sink, .. } in taken {
+        let prompt_tokens = request.prompt.len() as u32;
+        let reason = FinishReason::Failed(why.clone());
+        let event = Event::Finished { reason, prompt_tokens, cached_tokens: 0, output_tokens: 0 };
+        let _ = catch_unwind(AssertUnwindSafe(|| sink(event)));
+    }
+    shared.publish(engine.status());
+}
+
+/// Steps until shutdown or a fatal failure; returns why it ended. `taken` holds requests that have left the intake and
+/// are not in the engine yet, out here so that a panic does not lose them.
+fn drive<B: Backend>(engine: &mut Engine<B>, shared: &Shared, taken: &mut VecDeque<Submission>) -> String {
+    let mut cancels = BTreeSet::new();
+    let mut idle = false;
+    loop {
+        {
+            let mut intake = lock(&shared.intake);
+            while idle && intake.submissions.is_empty() && intake.cancels.is_empty() && !intake.shutdown {
+                intake = shared.wake.wait(intake).unwrap_or_else(PoisonError::into_inner);
+            }
+            if intake.shutdown {
+                drop(intake);
+                engine.stop("the engine was shut down");
+            } else {
+                std::mem::swap(taken, &mut intake.submissions);
+                std::mem::swap(&mut cancels, &mut intake.cancels);
+                intake.waiting += taken.len();
+            }
+        }
+        if let Some(why) = engine.stopped() {
+            return why.to_string();
+        }
+        while let Some(Submission { id, request, sink }) = taken.pop_front() {
+            engine.submit_as(id, request, sink).expect("handles count what waits, and the engine is not stopped");
+        }
+        while let Some(id) = cancels.pop_first() {
+            engine.cancel(id);
+        }
+        let started = Instant::now();
+        idle = !engine.step();
+        let last_step = if idle { lock(&shared.status).last_step } else { started.elapsed() };
+        shared.publish(Status { last_step, ..engine.status() });
+    }
+}

@@ -1,0 +1,188 @@
+//! One running request: its tokens, how many of them are in the cache, its blocks and where its events go.
+//!
+//! Prompt and generated tokens are one list; what is not yet computed of it is pending. So a request that lost its blocks
+//! or starts behind a cached prefix differs only in `committed`. Assumes that the request was checked by admission.
+
+use crate::admission::Need;
+use crate::blocks::{SequenceBlocks, Span};
+use crate::pool::Units;
+use crate::request::{Event, EventSink, FinishReason, Request, RequestId};
+use crate::scheduler::Grant;
+use crate::step::{ReturnLogits, Sampling, SeqResult, Token};
+
+/// A request that waits for a seat.
+pub(crate) struct Waiting {
+    pub id: RequestId,
+    pub request: Request,
+    pub sink: EventSink,
+    /// Most tokens to generate, the context limit applied.
+    pub max_outputs: u32,
+    pub need: Need,
+}
+
+/// A request that has a seat.
+pub(crate) struct Sequence {
+    pub id: RequestId,
+    pub sink: EventSink,
+    pub sampling: Sampling,
+    pub stop_tokens: Vec<Token>,
+    pub min_tokens: u32,
+    pub priority: i32,
+    /// Tenant of its cached prefixes.
+    #[expect(dead_code, reason = "read by the prefix cache, issue 3")]
+    pub salt: u64,
+    pub logits: ReturnLogits,
+    /// Prompt, then generated tokens.
+    pub tokens: Vec<Token>,
+    pub prompt_tokens: u32,
+    pub max_outputs: u32,
+    /// Positions whose rows are in the cache; the next step starts here.
+    pub committed: u32,
+    /// Of the prompt, reused from the cache.
+    pub cached_tokens: u32,
+    /// Proposed by the backend for the positions after the last token.
+    pub drafts: Vec<Token>,
+    pub blocks: SequenceBlocks,
+    pub need: Need,
+    /// Units promised by admission.
+    pub promised: Units,
+    /// No step yet at this seat.
+    pub fresh: bool,
+    /// Number of the last step that it was part of.
+    pub last_step: u64,
+}
+
+impl Sequence {
+    /// Takes a waiting request over, with blocks that hold its first `cached_tokens` positions.
+    pub fn new(waiting: Waiting, blocks: SequenceBlocks, cached_tokens: u32) -> Sequence {
+        let Waiting { id, request, sink, max_outputs, need } = waiting;
+        let prompt_tokens = request.prompt.len() as u32;
+        let mut tokens = request.prompt;
+        tokens.reserve_exact(max_outputs as usize);
+        Sequence {
+            id,
+            sink,
+            sampling: request.sampling,
+            stop_tokens: request.stop_tokens,
+            min_tokens: request.min_tokens,
+            priority: request.priority,
+            salt: request.salt,
+            logits: request.logits,
+            tokens,
+            prompt_tokens,
+            max_outputs,
+            committed: cached_tokens,
+            cached_tokens,
+            drafts: Vec::new(),
+            blocks,
+            need,
+            promised: need.most(),
+            fresh: true,
+            last_step: 0,
+        }
+    }
+
+    /// Tokens generated so far.
+    pub fn outputs(&self) -> u32 {
+        self.tokens.len() as u32 - self.prompt_tokens
+    }
+
+    /// Tokens that it may still generate.
+    pub fn outputs_left(&self) -> u32 {
+        self.max_outputs - self.outputs()
+    }
+
+    /// Known tokens that are not computed; at least one.
+    pub fn pending(&self) -> u32 {
+        self.tokens.len() as u32 - self.committed
+    }
+
+    /// Whether only the last generated token is pending.
+    pub fn is_decoding(&self) -> bool {
+        self.pending() == 1 && self.outputs() > 0
+    }
+
+    /// Drafts that can still become output: the step that verifies them also gives one token of its own.
+    pub fn usable_drafts(&self) -> u32 {
+        (self.drafts.len() as u32).min(self.outputs_left().saturating_sub(1))
+    }
+
+    /// Positions that a grant computes.
+    pub fn span(&self, grant: &Grant) -> Span {
+        Span { start: self.committed, end: self.committed + grant.tokens + grant.drafts, drafts: grant.drafts }
+    }
+
+    /// Whether a grant reaches the last known token and something is to be generated after it.
+    pub fn samples(&self, grant: &Grant) -> bool {
+        grant.tokens == self.pending() && self.max_outputs > 0
+    }
+
+    /// Takes over what a step computed and delivers it. Returns why the request is finished, if it is.
+    pub fn advance(&mut self, grant: &Grant, mut result: SeqResult, vocab: u32) -> Option<FinishReason> {
+        let (start, samples) = (self.committed, self.samples(grant));
+        let (kept, reason) = if samples {
+            self.keep(&result.tokens)
+        } else {
+            // A prompt that nothing is generated after ends with its last chunk.
+            (0, (grant.tokens == self.pending()).then_some(FinishReason::Length))
+        };
+        // Of the sampled positions, the first is known and each accepted draft adds one.
+        let rows = grant.tokens + kept.saturating_sub(1);
+        self.committed += rows;
+        self.drafts.clear();
+        self.drafts.append(&mut result.drafts);
+        self.tokens.extend_from_slice(&result.tokens[..kept as usize]);
+        self.deliver_logits(start, rows, result.logits, grant.tokens, vocab);
+        result.tokens.truncate(kept as usize);
+        result.logprobs.truncate(kept as usize);
+        if kept > 0 {
+            (self.sink)(Event::Tokens { tokens: result.tokens, logprobs: result.logprobs });
+        }
+        reason
+    }
+
+    /// How many of the new tokens count, and why the request ends there.
+    fn keep(&self, tokens: &[Token]) -> (u32, Option<FinishReason>) {
+        let left = self.outputs_left();
+        for (i, &token) in (1..=left).zip(tokens) {
+            if self.outputs() + i >= self.min_tokens && self.stop_tokens.contains(&token) {
+                return (i, Some(FinishReason::Stop(token)));
+            }
+        }
+        let kept = left.min(tokens.len() as u32);
+        (kept, (kept == left).then_some(FinishReason::Length))
+    }
+
+    /// Hands logits of the first `rows` positions of a step on; rows of rejected drafts are dropped.
+    fn deliver_logits(&mut self, start: u32, rows: u32, mut logits: Vec<f32>, known: u32, vocab: u32) {
+        if logits.is_empty() {
+            return;
+        }
+        let (first, rows) = match self.logits {
+            ReturnLogits::No => return,
+            ReturnLogits::All => (start, rows),
+            ReturnLogits::Sampled => (start + known - 1, rows - (known - 1)),
+        };
+        logits.truncate(rows as usize * vocab as usize);
+        (self.sink)(Event::Logits { first, logits });
+    }
+
+    /// Delivers the last event. Its blocks must have been given back.
+    pub fn finish(mut self, reason: FinishReason) {
+        let output_tokens = self.outputs();
+        (self.sink)(Event::Finished {
+            reason,
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens,
+            output_tokens,
+        });
+    }
+}
+
+impl Waiting {
+    /// Delivers the last event of a request that never ran.
+    pub fn finish(mut self, reason: FinishReason) {
+        let prompt_tokens = self.request.prompt.len() as u32;
+        (self.sink)(Event::Finished { reason, prompt_tokens, cached_tokens: 0, output_tokens: 0 });
+    }
+}

@@ -1,0 +1,520 @@
+//! A backend that computes hashes in place of a model, to test everything around it without one.
+//!
+//! Every row of every group is a hash of all rows that its position may read, so of the whole history; the next token is
+//! a hash of what a query reads at that position: all long-lived entries and all rows of the windows. A wrong, doubled,
+//! missing, stale or too early freed block changes tokens or is an error. Chunks, batches and drafts change nothing.
+//! Rows live in blocks only when a block is mapped; the rest of a chunk is scratch, as on a real backend. Refuses, as
+//! `BadStep`, whatever breaks the contract of [`crate::step`]. One row stands for all layers of a group.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use longwave_model::CacheLayout;
+use longwave_model::geometry::{LOGICAL_BLOCK, Retention};
+
+use crate::step::{
+    Backend, BackendError, BlockCopy, BlockId, LAST_SAMPLED, Limits, ReturnLogits, Sampling, Seat, SeqResult, SeqStep,
+    Step, StepResult, Ticket, Token, TokenLogprobs,
+};
+use crate::tables::SeatTables;
+
+/// How good the drafts are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DraftQuality {
+    /// No drafts.
+    Off,
+    /// All are accepted.
+    Right,
+    /// All are rejected.
+    Wrong,
+    /// Each is right or wrong by the hash of its position.
+    Random,
+}
+
+/// How an injected failure shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// The step fails, the backend lives.
+    BadStep,
+    /// The backend is gone.
+    Fatal,
+    /// The backend panics.
+    Panic,
+}
+
+/// What a simulated backend does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SimOptions {
+    /// The "weights": other seeds give other tokens.
+    pub seed: u64,
+    /// How good the drafts are.
+    pub draft_quality: DraftQuality,
+    /// The step number that fails.
+    pub fail_at_step: Option<u64>,
+    /// How it fails.
+    pub failure: Failure,
+    /// Make rows of newly mapped blocks unreadable until they are written.
+    pub poison: bool,
+    /// Time that each step takes, for tests that need requests to be under way.
+    pub step_time: Duration,
+}
+
+impl Default for SimOptions {
+    /// No drafts, no failure, poison on, no waiting.
+    fn default() -> Self {
+        SimOptions {
+            seed: 0,
+            draft_quality: DraftQuality::Off,
+            fail_at_step: None,
+            failure: Failure::BadStep,
+            poison: true,
+            step_time: Duration::ZERO,
+        }
+    }
+}
+
+/// One stored row. The tag names group and position, so that a row of elsewhere is never mistaken; 0 is poison.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Row {
+    tag: u64,
+    value: u64,
+}
+
+/// Rows of one unit and who stored to it last: (step, seat, group, block index).
+#[derive(Debug, Clone, Default)]
+struct Unit {
+    rows: Vec<Row>,
+    writer: (u64, u32, u8, u32),
+}
+
+/// What the backend remembers of a seat: where its next step starts and which token comes first.
+#[derive(Debug, Clone, Copy)]
+struct SeatState {
+    next: u32,
+    last_sampled: Option<Token>,
+}
+
+/// The positions of a step while it is computed: a hash of everything each one read.
+struct Scratch {
+    seat: Seat,
+    start: u32,
+    hidden: Vec<u64>,
+}
+
+/// See the [module](self).
+pub struct SimBackend {
+    layout: CacheLayout,
+    limits: Limits,
+    options: SimOptions,
+    tables: SeatTables,
+    pools: [Vec<Unit>; 3],
+    seats: Vec<Option<SeatState>>,
+    last_step: u64,
+    done: VecDeque<StepResult>,
+}
+
+impl SimBackend {
+    /// A backend with empty seats and unwritten units.
+    pub fn new(layout: CacheLayout, limits: Limits, options: SimOptions) -> SimBackend {
+        SimBackend {
+            tables: SeatTables::new(&layout, limits.seats),
+            pools: limits.units.map(|units| vec![Unit::default(); units as usize]),
+            seats: vec![None; limits.seats as usize],
+            last_step: 0,
+            done: VecDeque::new(),
+            layout,
+            limits,
+            options,
+        }
+    }
+
+    fn run(&mut self, step: &Step) -> Result<StepResult, String> {
+        self.check(step)?;
+        // All changes first: a block that one sequence gave up may be another's in the same step.
+        for seq in &step.seqs {
+            self.check_writes(step, seq)?;
+            self.tables.apply(step, seq)?;
+            self.check_past(seq)?;
+        }
+        if self.options.poison {
+            step.seqs.iter().for_each(|seq| self.poison(step, seq));
+        }
+        let seqs = step.seqs.iter().map(|seq| self.run_sequence(step, seq)).collect::<Result<_, _>>()?;
+        Ok(StepResult { number: step.number, seqs })
+    }
+
+    /// Everything about a step that needs no tables.
+    fn check(&self, step: &Step) -> Result<(), String> {
+        if step.tokens.len() > self.limits.step_tokens as usize {
+            return Err(format!("{} tokens, the limit is {}", step.tokens.len(), self.limits.step_tokens));
+        }
+        let (mut tokens, mut writes) = (0, 0);
+        for (i, seq) in step.seqs.iter().enumerate() {
+            let at = format!("seat {}", seq.seat.0);
+            let len = seq.tokens.end.saturating_sub(seq.tokens.start);
+            if seq.seat.0 >= self.limits.seats || step.seqs[..i].iter().any(|s| s.seat == seq.seat) {
+                return Err(format!("{at} does not exist or is there twice"));
+            }
+            if seq.tokens.start != tokens || seq.tokens.end as usize > step.tokens.len() {
+                return Err(format!("{at}: tokens {:?} do not follow {tokens}", seq.tokens));
+            }
+            if seq.writes.start != writes || seq.writes.end < writes || seq.writes.end as usize > step.writes.len() {
+                return Err(format!("{at}: writes {:?} do not follow {writes}", seq.writes));
+            }
+            (tokens, writes) = (seq.tokens.end, seq.writes.end);
+            if seq.drafts >= len || seq.drafts > self.limits.drafts || (seq.drafts > 0 && seq.sample.is_none()) {
+                return Err(format!(
+                    "{at}: {} drafts among {len} tokens, sampled: {}",
+                    seq.drafts,
+                    seq.sample.is_some()
+                ));
+            }
+            if seq.want_drafts > self.limits.drafts {
+                return Err(format!("{at} wants {} drafts, the limit is {}", seq.want_drafts, self.limits.drafts));
+            }
+            if seq.start + len > self.limits.context {
+                return Err(format!("{at}: position {} is beyond the context", seq.start + len - 1));
+            }
+            match &self.seats[seq.seat.0 as usize] {
+                _ if seq.fresh && seq.start % LOGICAL_BLOCK == 0 => {}
+                Some(state) if !seq.fresh && state.next == seq.start => {}
+                state => {
+                    return Err(format!("{at} starts at {}, fresh: {}, but is at {state:?}", seq.start, seq.fresh));
+                }
+            }
+            self.check_tokens(step, seq).map_err(|e| format!("{at}: {e}"))?;
+        }
+        if tokens as usize != step.tokens.len() || writes as usize != step.writes.len() {
+            return Err("tokens or writes that belong to no sequence".into());
+        }
+        Ok(())
+    }
+
+    fn check_tokens(&self, step: &Step, seq: &SeqStep) -> Result<(), String> {
+        for (i, &token) in step.tokens_of(seq).iter().enumerate() {
+            let known = self.seats[seq.seat.0 as usize].and_then(|s| s.last_sampled);
+            if token == LAST_SAMPLED && (i > 0 || seq.fresh || known.is_none()) {
+                return Err("nothing was sampled here before".into());
+            }
+            if token != LAST_SAMPLED && token >= self.limits.vocab {
+                return Err(format!("token {token}, the vocabulary has {}", self.limits.vocab));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_writes(&self, step: &Step, seq: &SeqStep) -> Result<(), String> {
+        for w in step.writes_of(seq) {
+            let spec =
+                self.layout.groups.get(w.group as usize).ok_or_else(|| format!("group {} does not exist", w.group))?;
+            if w.block != BlockId::NONE && w.block.0 >= self.limits.units[spec.bucket as usize] {
+                return Err(format!("block {} does not exist in the {} pool", w.block.0, spec.bucket.name()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks that nothing reads any more must have been taken out: they may belong to somebody else already.
+    fn check_past(&self, seq: &SeqStep) -> Result<(), String> {
+        for group in self.layout.sliding() {
+            let spec = &self.layout.groups[group];
+            let first = spec.retention.first_needed(seq.start);
+            match self.tables.table(seq.seat, group).sparse().first() {
+                Some(&(index, _)) if (index + 1) * spec.block_tokens <= first => {
+                    return Err(format!("seat {} group {group}: block {index} is past and still mapped", seq.seat.0));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// A newly mapped block whose positions are all still to come cannot hold anything that may be read.
+    fn poison(&mut self, step: &Step, seq: &SeqStep) {
+        for w in step.writes_of(seq).iter().filter(|w| w.block != BlockId::NONE) {
+            let spec = &self.layout.groups[w.group as usize];
+            if w.index * spec.block_tokens >= seq.start {
+                self.pools[spec.bucket as usize][w.block.0 as usize].rows.fill(Row::default());
+            }
+        }
+    }
+
+    fn run_sequence(&mut self, step: &Step, seq: &SeqStep) -> Result<SeqResult, String> {
+        let tokens = step.tokens_of(seq);
+        let state = self.seats[seq.seat.0 as usize].filter(|_| !seq.fresh);
+        let mut scratch = Scratch { seat: seq.seat, start: seq.start, hidden: Vec::with_capacity(tokens.len()) };
+        let mut result = SeqResult::default();
+        let sampled_from = tokens.len() - 1 - seq.drafts as usize;
+        for (i, &token) in tokens.iter().enumerate() {
+            let last = state.and_then(|s| s.last_sampled);
+            let token = if token == LAST_SAMPLED { last.expect("checked with the tokens") } else { token };
+            self.extend(&mut scratch, token)?;
+            self.add_logits(seq, &scratch, i >= sampled_from, &mut result)?;
+            let accepted = result.tokens.len();
+            if let Some(sampling) = &seq.sample
+                && i >= sampled_from
+                && accepted == i - sampled_from
+                && result.tokens.iter().eq(&tokens[sampled_from + 1..=i])
+            {
+                let token = self.pick(&scratch, sampling)?;
+                result.logprobs.extend(logprobs(sampling, token, self.limits.vocab));
+                result.tokens.push(token);
+            }
+        }
+        self.store(step, &scratch)?;
+        let next = seq.start + (sampled_from + result.tokens.len().max(1)) as u32;
+        self.seats[seq.seat.0 as usize] = Some(SeatState { next, last_sampled: result.tokens.last().copied() });
+        scratch.hidden.truncate((next - seq.start) as usize);
+        if let (Some(sampling), Some(&last)) = (&seq.sample, result.tokens.last()) {
+            result.drafts = self.draft(scratch, sampling, last, seq.want_drafts)?;
+        }
+        Ok(result)
+    }
+
+    /// Computes the next position of the scratch: folds every row of every window that it reads.
+    fn extend(&self, scratch: &mut Scratch, token: Token) -> Result<(), String> {
+        let position = scratch.start + scratch.hidden.len() as u32;
+        let mut hidden = mix(mix(self.options.seed, u64::from(token)), u64::from(position));
+        for group in self.layout.sliding() {
+            let first = self.layout.groups[group].retention.first_needed(position);
+            self.fold_stored(scratch, group, first, position.min(scratch.start), &mut hidden)?;
+            for p in first.max(scratch.start)..position {
+                hidden = mix(hidden, scratch.row(group, p));
+            }
+        }
+        scratch.hidden.push(hidden);
+        Ok(())
+    }
+
+    /// Folds rows `first..end` of a sliding group, all of them before this step.
+    fn fold_stored(
+        &self,
+        scratch: &Scratch,
+        group: usize,
+        first: u32,
+        end: u32,
+        hidden: &mut u64,
+    ) -> Result<(), String> {
+        let spec = &self.layout.groups[group];
+        if first >= end {
+            return Ok(());
+        }
+        for index in first / spec.block_tokens..=(end - 1) / spec.block_tokens {
+            let block = self.tables.table(scratch.seat, group).get(index);
+            let block =
+                block.ok_or_else(|| format!("seat {} group {group}: block {index} is not mapped", scratch.seat.0))?;
+            let unit = &self.pools[spec.bucket as usize][block.0 as usize];
+            for p in first.max(index * spec.block_tokens)..end.min((index + 1) * spec.block_tokens) {
+                *hidden = mix(*hidden, unit.read(group, p, p % spec.block_tokens)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Hash of what a query at the last position of the scratch reads: its hidden value and all closed entries.
+    fn query(&self, scratch: &Scratch) -> Result<u64, String> {
+        let position = scratch.start + scratch.hidden.len() as u32 - 1;
+        let mut hash = scratch.hidden[scratch.hidden.len() - 1];
+        for group in self.layout.long_lived() {
+            let spec = &self.layout.groups[group];
+            let Retention::LongLived { ratio } = spec.retention else { unreachable!("long-lived groups only") };
+            let table = self.tables.table(scratch.seat, group).dense();
+            for entry in 0..(position + 1) / ratio {
+                let closed_at = (entry + 1) * ratio - 1;
+                let value = if closed_at >= scratch.start {
+                    scratch.row(group, closed_at)
+                } else {
+                    let index = closed_at / spec.block_tokens;
+                    let block = table.get(index as usize);
+                    let block =
+                        block.ok_or_else(|| format!("seat {} group {group}: no block {index}", scratch.seat.0))?;
+                    let unit = &self.pools[spec.bucket as usize][block.0 as usize];
+                    unit.read(group, closed_at, entry % spec.rows_per_block)?
+                };
+                hash = mix(hash, value);
+            }
+        }
+        Ok(hash)
+    }
+
+    /// The token after the last position of the scratch.
+    fn pick(&self, scratch: &Scratch, sampling: &Sampling) -> Result<Token, String> {
+        let hash = self.query(scratch)?;
+        // The position is in the hash already; greedy choice ignores the seed of the request.
+        let hash = if sampling.temperature > 0.0 { mix(hash, sampling.seed) } else { hash };
+        Ok((hash % u64::from(self.limits.vocab)) as Token)
+    }
+
+    fn add_logits(
+        &self,
+        seq: &SeqStep,
+        scratch: &Scratch,
+        sampled: bool,
+        result: &mut SeqResult,
+    ) -> Result<(), String> {
+        let wanted = match seq.logits {
+            ReturnLogits::No => false,
+            ReturnLogits::Sampled => sampled && seq.sample.is_some(),
+            ReturnLogits::All => true,
+        };
+        if wanted {
+            let hash = self.query(scratch)?;
+            let best = hash % u64::from(self.limits.vocab);
+            let logit = |v: u64| if v == best { 2.0 } else { (mix(hash, v) >> 40) as f32 / (1u64 << 24) as f32 };
+            result.logits.extend((0..u64::from(self.limits.vocab)).map(logit));
+        }
+        Ok(())
+    }
+
+    /// Writes the rows of a step to the blocks that are mapped.
+    fn store(&mut self, step: &Step, scratch: &Scratch) -> Result<(), String> {
+        for (group, spec) in self.layout.groups.iter().enumerate() {
+            for position in scratch.start..scratch.start + scratch.hidden.len() as u32 {
+                let index = position / spec.block_tokens;
+                let row = match spec.retention {
+                    Retention::SlidingWindow { .. } => position % spec.block_tokens,
+                    Retention::LongLived { ratio } if (position + 1) % ratio == 0 => {
+                        position / ratio % spec.rows_per_block
+                    }
+                    Retention::LongLived { .. } => continue,
+                };
+                let Some(block) = self.tables.table(scratch.seat, group).get(index) else {
+                    if spec.is_sliding() {
+                        continue;
+                    }
+                    return Err(format!("seat {} group {group}: no block {index} for an entry", scratch.seat.0));
+                };
+                let unit = &mut self.pools[spec.bucket as usize][block.0 as usize];
+                let writer = (step.number, scratch.seat.0, group as u8, index);
+                if unit.writer.0 == step.number && unit.writer != writer {
+                    return Err(format!("block {} is stored to by {:?} and {writer:?}", block.0, unit.writer));
+                }
+                unit.writer = writer;
+                let rows = if spec.is_sliding() { spec.block_tokens } else { spec.rows_per_block };
+                if unit.rows.len() < rows as usize {
+                    unit.rows.resize(rows as usize, Row::default());
+                }
+                unit.rows[row as usize] = Row { tag: tag(group, position), value: scratch.row(group, position) };
+            }
+        }
+        Ok(())
+    }
+
+    /// Drafts for the positions after `last`, which was just sampled: continues the scratch without storing.
+    fn draft(&self, mut scratch: Scratch, sampling: &Sampling, last: Token, want: u32) -> Result<Vec<Token>, String> {
+        let mut drafts = Vec::new();
+        if self.options.draft_quality == DraftQuality::Off {
+            return Ok(drafts);
+        }
+        let mut token = last;
+        for _ in 0..want {
+            self.extend(&mut scratch, token)?;
+            token = self.pick(&scratch, sampling)?;
+            let wrong = match self.options.draft_quality {
+                DraftQuality::Wrong => true,
+                DraftQuality::Random => scratch.hidden.last().is_some_and(|h| h % 3 == 0),
+                _ => false,
+            };
+            drafts.push(if wrong { (token + 1) % self.limits.vocab } else { token });
+        }
+        Ok(drafts)
+    }
+}
+
+impl Scratch {
+    fn row(&self, group: usize, position: u32) -> u64 {
+        mix(self.hidden[(position - self.start) as usize], group as u64)
+    }
+}
+
+impl Unit {
+    fn read(&self, group: usize, position: u32, row: u32) -> Result<u64, String> {
+        match self.rows.get(row as usize) {
+            Some(r) if r.tag == tag(group, position) => Ok(r.value),
+            Some(r) => Err(format!("group {group} position {position}: the row holds {}", name(r.tag))),
+            None => Err(format!("group {group} position {position}: the block was never written")),
+        }
+    }
+}
+
+impl Backend for SimBackend {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn layout(&self) -> &CacheLayout {
+        &self.layout
+    }
+
+    fn submit(&mut self, step: Step) -> Result<Ticket, BackendError> {
+        let bad = |what: String| BackendError::BadStep { step: step.number, what };
+        if step.number != self.last_step + 1 || self.done.len() >= self.limits.in_flight as usize {
+            return Err(bad(format!("it follows step {} with {} open", self.last_step, self.done.len())));
+        }
+        self.last_step = step.number;
+        std::thread::sleep(self.options.step_time);
+        if self.options.fail_at_step == Some(step.number) {
+            match self.options.failure {
+                Failure::BadStep => return Err(bad("injected failure".into())),
+                Failure::Fatal => return Err(BackendError::Fatal("injected failure".into())),
+                Failure::Panic => panic!("injected failure"),
+            }
+        }
+        let result = self.run(&step).map_err(bad)?;
+        self.done.push_back(result);
+        Ok(Ticket(step.number))
+    }
+
+    fn collect(&mut self, ticket: Ticket) -> Result<StepResult, BackendError> {
+        match self.done.pop_front() {
+            Some(result) if result.number == ticket.0 => Ok(result),
+            _ => Err(BackendError::BadStep { step: ticket.0, what: "it is not the oldest open step".into() }),
+        }
+    }
+
+    fn copy(&mut self, copies: &[BlockCopy]) -> Result<(), BackendError> {
+        for c in copies {
+            let pool = &mut self.pools[c.bucket as usize];
+            pool[c.to.0 as usize] = pool[c.from.0 as usize].clone();
+        }
+        Ok(())
+    }
+
+    fn read_unit(&mut self, bucket: u8, block: BlockId, out: &mut [u8]) -> Result<(), BackendError> {
+        out.fill(0);
+        for (row, bytes) in self.pools[bucket as usize][block.0 as usize].rows.iter().zip(out.chunks_exact_mut(16)) {
+            bytes[..8].copy_from_slice(&row.tag.to_le_bytes());
+            bytes[8..].copy_from_slice(&row.value.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    fn write_unit(&mut self, bucket: u8, block: BlockId, bytes: &[u8]) -> Result<(), BackendError> {
+        let word = |b: &[u8]| u64::from_le_bytes(b.try_into().expect("eight bytes"));
+        let rows = bytes.chunks_exact(16).take(LOGICAL_BLOCK as usize);
+        let rows = rows.map(|b| Row { tag: word(&b[..8]), value: word(&b[8..]) }).collect();
+        self.pools[bucket as usize][block.0 as usize].rows = rows;
+        Ok(())
+    }
+}
+
+/// Made-up log-probabilities: the chosen token first, then those after it.
+fn logprobs(sampling: &Sampling, token: Token, vocab: u32) -> Option<TokenLogprobs> {
+    let top = |n: u32| (0..n.min(vocab)).map(|i| ((token + i) % vocab, -0.25 - i as f32)).collect();
+    sampling.top_logprobs.map(|n| TokenLogprobs { chosen: -0.25, top: top(n) })
+}
+
+fn tag(group: usize, position: u32) -> u64 {
+    (group as u64 + 1) << 32 | u64::from(position)
+}
+
+fn name(tag: u64) -> String {
+    if tag == 0 { "poison".into() } else { format!("group {} position {}", (tag >> 32) - 1, tag as u32) }
+}
+
+/// A hash of two words that depends on their order.
+fn mix(a: u64, b: u64) -> u64 {
+    let x = (a.rotate_left(23) ^ b).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let x = (x ^ (x >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    x ^ (x >> 29)
+}

@@ -1,0 +1,133 @@
+//! What all tests share: layouts, limits, requests, recorded events, a seeded random source.
+
+use std::sync::{Arc, Mutex};
+
+use longwave_engine::engine::{Engine, EngineOptions};
+use longwave_engine::request::{Event, EventSink, FinishReason, Request};
+use longwave_engine::sim::{SimBackend, SimOptions};
+use longwave_engine::step::{Limits, ReturnLogits, Sampling, Token};
+use longwave_model::geometry::{CacheFormats, CacheLayout, IndexFormat, MainFormat};
+use longwave_model::{LayerKind, ModelConfig, presets};
+
+pub const VOCAB: u32 = 61;
+
+const FP8: CacheFormats = CacheFormats { main: MainFormat::Fp8, index: IndexFormat::Fp8 };
+
+pub fn flash_layout() -> CacheLayout {
+    CacheLayout::new(&presets::flash(), FP8)
+}
+
+/// Ratios 0, 128, 4, 128, 4 and the MTP layer.
+pub fn tiny_layout() -> CacheLayout {
+    use LayerKind::{C4, C128, Window};
+    let layers = vec![Window, C128, C4, C128, C4];
+    CacheLayout::new(&ModelConfig { num_hidden_layers: 5, layers, ..presets::flash() }, FP8)
+}
+
+/// Room for everything.
+pub fn wide_limits() -> Limits {
+    Limits { seats: 16, step_tokens: 2048, context: 4096, units: [600; 3], drafts: 7, in_flight: 1, vocab: VOCAB }
+}
+
+pub fn paranoid() -> EngineOptions {
+    EngineOptions { paranoid: true, ..EngineOptions::default() }
+}
+
+/// A greedy request.
+pub fn request(prompt: Vec<Token>, max_tokens: u32) -> Request {
+    Request {
+        prompt,
+        max_tokens,
+        min_tokens: 0,
+        stop_tokens: Vec::new(),
+        sampling: Sampling::default(),
+        priority: 0,
+        salt: 0,
+        logits: ReturnLogits::No,
+    }
+}
+
+/// A prompt that depends on `seed` in every token.
+pub fn prompt(seed: u64, len: u32) -> Vec<Token> {
+    let mut rng = Rng(seed);
+    (0..len).map(|_| rng.below(VOCAB)).collect()
+}
+
+/// The events of one request.
+#[derive(Clone, Default)]
+pub struct Record(Arc<Mutex<Vec<Event>>>);
+
+impl Record {
+    pub fn sink(&self) -> EventSink {
+        let events = Arc::clone(&self.0);
+        Box::new(move |e| events.lock().unwrap().push(e))
+    }
+
+    pub fn events(&self) -> Vec<Event> {
+        self.0.lock().unwrap().clone()
+    }
+
+    pub fn tokens(&self) -> Vec<Token> {
+        let tokens = |e: Event| if let Event::Tokens { tokens, .. } = e { tokens } else { Vec::new() };
+        self.events().into_iter().flat_map(tokens).collect()
+    }
+
+    pub fn logits(&self) -> Vec<f32> {
+        let logits = |e: Event| if let Event::Logits { logits, .. } = e { logits } else { Vec::new() };
+        self.events().into_iter().flat_map(logits).collect()
+    }
+
+    pub fn finished(&self) -> Option<FinishReason> {
+        self.events().into_iter().find_map(|e| if let Event::Finished { reason, .. } = e { Some(reason) } else { None })
+    }
+
+    /// Checks the contract of events: at most one `Scheduled`, first; exactly one `Finished`, last, with true counts.
+    pub fn assert_complete(&self) -> FinishReason {
+        let events = self.events();
+        let count = |wanted: fn(&Event) -> bool| events.iter().filter(|e| wanted(e)).count();
+        assert_eq!(count(|e| matches!(e, Event::Finished { .. })), 1, "{events:?}");
+        assert!(count(|e| matches!(e, Event::Scheduled { .. })) <= 1);
+        if events.len() > 1 {
+            assert!(matches!(events[0], Event::Scheduled { cached_tokens: 0 }), "{events:?}");
+        }
+        let Some(Event::Finished { reason, output_tokens, .. }) = events.last() else { panic!("not last: {events:?}") };
+        assert_eq!(*output_tokens as usize, self.tokens().len());
+        reason.clone()
+    }
+}
+
+/// What a request gives alone, in whole chunks, without drafts, with room for everything.
+pub fn solo(layout: &CacheLayout, context: u32, request: &Request) -> Record {
+    let limits = Limits { seats: 1, context, ..wide_limits() };
+    let mut engine =
+        Engine::new(SimBackend::new(layout.clone(), limits, SimOptions::default()), EngineOptions::default());
+    let record = Record::default();
+    engine.submit(request.clone(), record.sink()).unwrap();
+    while engine.step() {}
+    record.assert_complete();
+    record
+}
+
+/// splitmix64.
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        x ^ (x >> 31)
+    }
+
+    pub fn below(&mut self, n: u32) -> u32 {
+        (self.next() % u64::from(n)) as u32
+    }
+
+    pub fn one_in(&mut self, n: u32) -> bool {
+        self.below(n) == 0
+    }
+
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u32) as usize]
+    }
+}
