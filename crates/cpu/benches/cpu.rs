@@ -80,7 +80,12 @@ impl Rig {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/tiny");
         let ckpt = Checkpoint::open(&folder, &mut |_| {}).expect("the tiny checkpoint");
         let options = CpuOptions { seats: 1, step_tokens: 4096, context, cache_bytes: 8 << 30 };
-        Rig { backend: CpuBackend::new(Model::new(&ckpt, Profile::Serving, FORMATS), options), step: 0, mapped: false, context }
+        Rig {
+            backend: CpuBackend::new(Model::new(&ckpt, Profile::Serving, FORMATS), options),
+            step: 0,
+            mapped: false,
+            context,
+        }
     }
 
     fn run(&mut self, start: u32, tokens: Vec<Token>) {
@@ -127,15 +132,19 @@ fn main() {
     let what = args.first().map_or("all", String::as_str);
     let (tflops, gbs) = peaks();
     let threads = rayon::current_num_threads();
-    println!("{{\"machine\":{{\"threads\":{threads},\"simd\":\"{}\",\"fma_tflops\":{tflops:.3},\"read_gb_s\":{gbs:.1}}}}}", simd::level().name());
+    println!(
+        "{{\"machine\":{{\"threads\":{threads},\"simd\":\"{}\",\"fma_tflops\":{tflops:.3},\"read_gb_s\":{gbs:.1}}}}}",
+        simd::level().name()
+    );
     if what == "all" || what == "decode" {
-        for context in [512u32, 8192, 32768] {
-            let mut rig = Rig::new(context + 600);
+        let contexts: Vec<u32> = args.get(1).and_then(|a| a.parse().ok()).map_or(vec![512, 8192, 32768], |n| vec![n]);
+        for context in contexts {
+            let mut rig = Rig::new(context + 1100);
             let chunk = 512;
             for start in (0..context).step_by(chunk) {
-                rig.run(start, tokens(chunk));
+                rig.run(start, tokens(chunk.min((context - start) as usize)));
             }
-            let n = 256;
+            let n = 512;
             let t = Instant::now();
             for i in 0..n {
                 rig.run(context + i, tokens(1));
@@ -144,7 +153,11 @@ fn main() {
             let bytes = rig.backend.model().bytes_per_token() as f64;
             println!(
                 "{{\"decode\":{{\"context\":{context},\"tokens_s\":{:.1},\"ms\":{:.3},\"weight_mb\":{:.2},\"weights_gb_s\":{:.2},\"share_of_read\":{:.3}}}}}",
-                1.0 / s, s * 1e3, bytes / 1e6, bytes / s / 1e9, bytes / s / 1e9 / gbs
+                1.0 / s,
+                s * 1e3,
+                bytes / 1e6,
+                bytes / s / 1e9,
+                bytes / s / 1e9 / gbs
             );
         }
     }
@@ -160,7 +173,10 @@ fn main() {
             let flop = rig.backend.model().prefill_flop(n as usize);
             println!(
                 "{{\"prefill\":{{\"tokens\":{n},\"tokens_s\":{:.1},\"seconds\":{s:.2},\"gflop_per_token\":{:.4},\"tflops\":{:.4},\"share_of_fma\":{:.3}}}}}",
-                f64::from(n) / s, flop / f64::from(n) / 1e9, flop / s / 1e12, flop / s / 1e12 / tflops
+                f64::from(n) / s,
+                flop / f64::from(n) / 1e9,
+                flop / s / 1e12,
+                flop / s / 1e12 / tflops
             );
         }
     }

@@ -18,24 +18,33 @@ use crate::ops::linear::{linear, linear_rows};
 use crate::ops::norm::rms_norm;
 use crate::ops::rope::Angles;
 use crate::ops::rows::{load_index, load_main, round_index, store_main};
+use crate::scratch::Buffer;
 use crate::weights::{Attention, Indexer};
 
 /// Query rows (tokens x heads) that share a tile of entries.
 const ROWS_PER_TASK: usize = 64;
 
 /// Output `[T, D]` for normalised inputs `x` `[T, D]`.
-pub fn forward(model: &Model, l: usize, a: &Attention, x: &[f32], seqs: &[Rows], cache: &mut Cache, tap: &mut Option<Tap>) -> Vec<f32> {
+pub fn forward(
+    model: &Model,
+    l: usize,
+    a: &Attention,
+    x: &[f32],
+    seqs: &[Rows],
+    cache: &mut Cache,
+    tap: &mut Option<Tap>,
+) -> Buffer {
     let c = &model.config;
     let (profile, h, eps) = (model.profile, c.num_attention_heads, c.rms_norm_eps);
     let t = x.len() / c.hidden_size;
     let angles = angles(model, a.kind, seqs, t);
 
-    let mut xq = x.to_vec();
+    let mut xq = model.scratch.copy(x);
     model.quantise(&mut xq);
     let mut qr = projected_norm(model, &xq, &a.wq_a, &a.q_norm);
     let mut kv = projected_norm(model, &xq, &a.wkv, &a.kv_norm);
     model.quantise(&mut qr);
-    let mut q = vec![0.0; t * h * 512];
+    let mut q = model.scratch.take(t * h * 512);
     linear(&qr, &a.wq_b, &mut q);
     profile.round(&mut q);
     q.par_chunks_mut(h * 512).zip(&angles).with_min_len(PIECE).for_each(|(q, angles)| {
@@ -60,11 +69,12 @@ pub fn forward(model: &Model, l: usize, a: &Attention, x: &[f32], seqs: &[Rows],
         tap(l, Seen::Kv(&kv));
     }
 
-    let compressor = a.compressor.as_ref().map(|comp| (comp, compressors::project(x, comp, seqs, a.kind.ratio() as usize)));
+    let compressor =
+        a.compressor.as_ref().map(|comp| (comp, compressors::project(model, x, comp, seqs, a.kind.ratio() as usize)));
     let mut selected = Vec::new();
     if let (LayerKind::C4, Some((comp, rows))) = (a.kind, &compressor) {
         let ix = a.indexer.as_ref().expect("a c4 layer has an indexer");
-        let keys = compressors::project(x, &ix.compressor, seqs, 4);
+        let keys = compressors::project(model, x, &ix.compressor, seqs, 4);
         for s in seqs {
             compressors::step4(model, l, comp, Target::Main, rows, s, cache);
             compressors::step4(model, l, &ix.compressor, Target::Index, &keys, s, cache);
@@ -102,20 +112,23 @@ fn angles(model: &Model, kind: LayerKind, seqs: &[Rows], t: usize) -> Vec<Angles
 }
 
 /// `rmsnorm(W x)` per row.
-fn projected_norm(model: &Model, x: &[f32], w: &crate::ops::linear::Matrix, norm: &[f32]) -> Vec<f32> {
+fn projected_norm(model: &Model, x: &[f32], w: &crate::ops::linear::Matrix, norm: &[f32]) -> Buffer {
     let n = norm.len();
-    let mut y = vec![0.0; x.len() / w.shape().1 * n];
+    let mut y = model.scratch.take(x.len() / w.shape().1 * n);
     linear(x, w, &mut y);
     model.profile.round(&mut y);
-    let mut out = vec![0.0; y.len()];
-    out.par_chunks_mut(n).zip(y.par_chunks(n)).with_min_len(64).for_each(|(o, y)| rms_norm(y, norm, model.config.rms_norm_eps, model.profile, o));
+    let mut out = model.scratch.take(y.len());
+    out.par_chunks_mut(n)
+        .zip(y.par_chunks(n))
+        .with_min_len(64)
+        .for_each(|(o, y)| rms_norm(y, norm, model.config.rms_norm_eps, model.profile, o));
     out
 }
 
 /// Window rows of one sequence: the step's own and up to 127 before them, as stored, from a multiple of [`TILE`] on.
 struct WindowRows {
     first: u32,
-    rows: Vec<f32>,
+    rows: Buffer,
 }
 
 impl WindowRows {
@@ -123,10 +136,18 @@ impl WindowRows {
     fn build(model: &Model, kv: &mut [f32], place: Place, s: &Rows, cache: &mut Cache) -> WindowRows {
         let from = s.start.saturating_sub(model.config.sliding_window - 1);
         let first = from - from % TILE as u32;
-        let mut rows = vec![0.0; (s.end() - first) as usize * 512];
+        let mut rows = model.scratch.take((s.end() - first) as usize * 512);
+        // Rows before the window are in the first tile but never visible.
+        rows[..(from - first) as usize * 512].fill(0.0);
         for p in from..s.start {
             let page = cache.page(place, s.tables.must(place, p));
-            load_main(model.formats.main, page, (p % place.block_tokens) as usize, place.rows, &mut rows[(p - first) as usize * 512..][..512]);
+            load_main(
+                model.formats.main,
+                page,
+                (p % place.block_tokens) as usize,
+                place.rows,
+                &mut rows[(p - first) as usize * 512..][..512],
+            );
         }
         // One row is rounded once: encode, keep the decoded values, copy the bytes where the block is mapped.
         let mut page = vec![0; model.formats.main.row_bytes() as usize];
@@ -135,7 +156,13 @@ impl WindowRows {
             let row = &mut kv[r * 512..(r + 1) * 512];
             store_main(model.formats.main, row, &mut page, 0, 1);
             if let Some(block) = s.tables.block(place, p) {
-                store_main(model.formats.main, row, cache.page_mut(place, block), (p % place.block_tokens) as usize, place.rows);
+                store_main(
+                    model.formats.main,
+                    row,
+                    cache.page_mut(place, block),
+                    (p % place.block_tokens) as usize,
+                    place.rows,
+                );
             }
             load_main(model.formats.main, &page, 0, 1, row);
             rows[(p - first) as usize * 512..][..512].copy_from_slice(row);
@@ -170,7 +197,7 @@ fn select(
         return picks;
     }
 
-    let mut qi = vec![0.0; t * hi * 128];
+    let mut qi = model.scratch.take(t * hi * 128);
     linear(qr, &ix.wq_b, &mut qi);
     model.profile.round(&mut qi);
     qi.par_chunks_mut(hi * 128).zip(angles).with_min_len(PIECE).for_each(|(q, angles)| {
@@ -181,7 +208,7 @@ fn select(
             round_index(model.formats.index, head);
         }
     });
-    let mut g = vec![0.0; t * hi];
+    let mut g = model.scratch.take(t * hi);
     linear(x, &ix.weights_proj, &mut g);
     model.profile.round(&mut g);
     let scale = index::weight_scale(hi, 128);
@@ -230,7 +257,16 @@ fn select(
 }
 
 /// Attention outputs `[T, H, 512]`, not yet rounded.
-fn core(model: &Model, l: usize, a: &Attention, q: &[f32], windows: &[WindowRows], selected: &[Vec<u32>], seqs: &[Rows], cache: &Cache) -> Vec<f32> {
+fn core(
+    model: &Model,
+    l: usize,
+    a: &Attention,
+    q: &[f32],
+    windows: &[WindowRows],
+    selected: &[Vec<u32>],
+    seqs: &[Rows],
+    cache: &Cache,
+) -> Buffer {
     let h = model.config.num_attention_heads;
     let entries = match a.kind {
         LayerKind::Window => None,
@@ -238,7 +274,7 @@ fn core(model: &Model, l: usize, a: &Attention, q: &[f32], windows: &[WindowRows
         LayerKind::C128 => cache.place(CacheKind::C128Main, l),
     };
     let per = (ROWS_PER_TASK / h).max(1);
-    let mut o = vec![0.0; q.len()];
+    let mut o = model.scratch.take(q.len());
     for (s, w) in seqs.iter().zip(windows) {
         let scratch = || (State::new(per * h), vec![0.0; TILE * 512]);
         let out = &mut o[s.rows.start * h * 512..s.rows.end * h * 512];
@@ -252,7 +288,17 @@ fn core(model: &Model, l: usize, a: &Attention, q: &[f32], windows: &[WindowRows
                 (LayerKind::C128, Some(place)) => dense_tiles(model, state, q, place, p0, m, s, cache, tile),
                 (LayerKind::C4, Some(place)) => {
                     for j in 0..m {
-                        picked_tiles(model, state, j, &q[j * h * 512..(j + 1) * h * 512], place, &selected[r0 + j], s, cache, tile);
+                        picked_tiles(
+                            model,
+                            state,
+                            j,
+                            &q[j * h * 512..(j + 1) * h * 512],
+                            place,
+                            &selected[r0 + j],
+                            s,
+                            cache,
+                            tile,
+                        );
                     }
                 }
                 _ => {}
@@ -287,20 +333,41 @@ fn window_tiles(model: &Model, state: &mut State, q: &[f32], w: &WindowRows, p0:
 }
 
 /// All c128 entries that `m` queries from position `p0` see.
-fn dense_tiles(model: &Model, state: &mut State, q: &[f32], place: Place, p0: u32, m: usize, s: &Rows, cache: &Cache, tile: &mut [f32]) {
+fn dense_tiles(
+    model: &Model,
+    state: &mut State,
+    q: &[f32],
+    place: Place,
+    p0: u32,
+    m: usize,
+    s: &Rows,
+    cache: &Cache,
+    tile: &mut [f32],
+) {
     let h = model.config.num_attention_heads;
     let visible = |p: u32| ((p + 1) / 128) as usize;
     let most = visible(p0 + m as u32 - 1);
     for first in (0..most).step_by(TILE) {
         let n = TILE.min(most - first);
         load_entries(model, (first..first + n).map(|j| j as u32), 128, place, s, cache, tile);
-        let seen: Vec<(usize, usize)> = (0..m as u32).map(|j| (0, visible(p0 + j).saturating_sub(first).min(n))).collect();
+        let seen: Vec<(usize, usize)> =
+            (0..m as u32).map(|j| (0, visible(p0 + j).saturating_sub(first).min(n))).collect();
         attend::tile(state, q, h, &tile[..n * 512], n, &seen, model.profile);
     }
 }
 
 /// The picked c4 entries of query `j` of the piece.
-fn picked_tiles(model: &Model, state: &mut State, j: usize, q: &[f32], place: Place, picks: &[u32], s: &Rows, cache: &Cache, tile: &mut [f32]) {
+fn picked_tiles(
+    model: &Model,
+    state: &mut State,
+    j: usize,
+    q: &[f32],
+    place: Place,
+    picks: &[u32],
+    s: &Rows,
+    cache: &Cache,
+    tile: &mut [f32],
+) {
     let h = model.config.num_attention_heads;
     for part in picks.chunks(TILE) {
         load_entries(model, part.iter().copied(), 4, place, s, cache, tile);
@@ -309,7 +376,15 @@ fn picked_tiles(model: &Model, state: &mut State, j: usize, q: &[f32], place: Pl
 }
 
 /// Widens entries into `tile`.
-fn load_entries(model: &Model, which: impl Iterator<Item = u32>, ratio: u32, place: Place, s: &Rows, cache: &Cache, tile: &mut [f32]) {
+fn load_entries(
+    model: &Model,
+    which: impl Iterator<Item = u32>,
+    ratio: u32,
+    place: Place,
+    s: &Rows,
+    cache: &Cache,
+    tile: &mut [f32],
+) {
     for (j, out) in which.zip(tile.chunks_mut(512)) {
         let page = cache.page(place, s.tables.must(place, j * ratio));
         load_main(model.formats.main, page, j as usize % place.rows, place.rows, out);
@@ -317,13 +392,13 @@ fn load_entries(model: &Model, which: impl Iterator<Item = u32>, ratio: u32, pla
 }
 
 /// Grouped output projection (model.md 6.7): `o` `[T, H, 512]` after the inverse rotation.
-fn output(model: &Model, a: &Attention, o: &[f32]) -> Vec<f32> {
+fn output(model: &Model, a: &Attention, o: &[f32]) -> Buffer {
     let c = &model.config;
     let (groups, rank) = (c.o_groups, c.o_lora_rank);
     let wide = c.num_attention_heads * 512 / groups;
     let t = o.len() / (groups * wide);
-    let mut b = vec![0.0; t * groups * rank];
-    let (mut input, mut part) = (vec![0.0; t * wide], vec![0.0; t * rank]);
+    let mut b = model.scratch.take(t * groups * rank);
+    let (mut input, mut part) = (model.scratch.take(t * wide), model.scratch.take(t * rank));
     for g in 0..groups {
         for (r, input) in input.chunks_mut(wide).enumerate() {
             input.copy_from_slice(&o[(r * groups + g) * wide..][..wide]);
@@ -339,7 +414,7 @@ fn output(model: &Model, a: &Attention, o: &[f32]) -> Vec<f32> {
     }
     model.profile.round(&mut b);
     model.quantise(&mut b);
-    let mut y = vec![0.0; t * c.hidden_size];
+    let mut y = model.scratch.take(t * c.hidden_size);
     linear(&b, &a.wo_b, &mut y);
     model.profile.round(&mut y);
     y

@@ -6,7 +6,8 @@
 use std::collections::VecDeque;
 
 use longwave_engine::step::{
-    Backend, BackendError, BlockCopy, BlockId, LAST_SAMPLED, Limits, ReturnLogits, SeqResult, SeqStep, Step, StepResult, Ticket, Token,
+    Backend, BackendError, BlockCopy, BlockId, LAST_SAMPLED, Limits, ReturnLogits, SeqResult, SeqStep, Step,
+    StepResult, Ticket, Token,
 };
 use longwave_engine::tables::SeatTables;
 use longwave_model::geometry::{CacheLayout, MAX_DRAFTS};
@@ -98,7 +99,8 @@ impl CpuBackend {
             let table = self.tables.table(seq.seat, g);
             // Long-lived entries are read from the beginning and written up to the end; windows are read from the first
             // row that is still needed.
-            let (from, to) = if spec.is_sliding() { (spec.retention.first_needed(seq.start), seq.start) } else { (0, end) };
+            let (from, to) =
+                if spec.is_sliding() { (spec.retention.first_needed(seq.start), seq.start) } else { (0, end) };
             if from >= to {
                 continue;
             }
@@ -106,14 +108,24 @@ impl CpuBackend {
                 match table.get(index) {
                     None => return Err(format!("seat {}: block {index} of {:?} is not mapped", seq.seat.0, spec.kind)),
                     Some(b) if b.0 >= self.limits.units[spec.bucket as usize] => {
-                        return Err(format!("seat {}: block id {} is past the {} pool", seq.seat.0, b.0, spec.bucket.name()));
+                        return Err(format!(
+                            "seat {}: block id {} is past the {} pool",
+                            seq.seat.0,
+                            b.0,
+                            spec.bucket.name()
+                        ));
                     }
                     Some(_) => {}
                 }
             }
             for &(_, b) in table.sparse() {
                 if b.0 >= self.limits.units[spec.bucket as usize] {
-                    return Err(format!("seat {}: block id {} is past the {} pool", seq.seat.0, b.0, spec.bucket.name()));
+                    return Err(format!(
+                        "seat {}: block id {} is past the {} pool",
+                        seq.seat.0,
+                        b.0,
+                        spec.bucket.name()
+                    ));
                 }
             }
         }
@@ -121,14 +133,21 @@ impl CpuBackend {
     }
 
     fn compute(&mut self, step: &Step) -> StepResult {
-        let resolve = |seq: &SeqStep, t: Token| if t == LAST_SAMPLED { self.last_sampled[seq.seat.0 as usize] } else { t };
-        let tokens: Vec<Token> = step.seqs.iter().flat_map(|s| step.tokens_of(s).iter().map(move |&t| resolve(s, t))).collect();
+        let resolve =
+            |seq: &SeqStep, t: Token| if t == LAST_SAMPLED { self.last_sampled[seq.seat.0 as usize] } else { t };
+        let tokens: Vec<Token> =
+            step.seqs.iter().flat_map(|s| step.tokens_of(s).iter().map(move |&t| resolve(s, t))).collect();
         let mut rows = Vec::with_capacity(step.seqs.len());
         let mut from = 0;
         for s in &step.seqs {
             let range = from..from + s.tokens.len();
             from = range.end;
-            rows.push(Rows { rows: range, start: s.start, drafts: s.drafts, tables: SeqTables::new(&self.tables, s.seat) });
+            rows.push(Rows {
+                rows: range,
+                start: s.start,
+                drafts: s.drafts,
+                tables: SeqTables::new(&self.tables, s.seat),
+            });
         }
         let streams = self.model.trunk(&tokens, &rows, &mut self.cache, None);
 
@@ -210,7 +229,8 @@ impl Backend for CpuBackend {
             self.tables.apply(&step, seq).map_err(bad)?;
             self.check(&step, seq).map_err(bad)?;
         }
-        let result = self.compute(&step);
+        // On a worker of the pool: from outside, every parallel op would cost a hand-over and a wake-up.
+        let result = rayon::scope(|_| self.compute(&step));
         self.done.push_back(result);
         Ok(Ticket(step.number))
     }

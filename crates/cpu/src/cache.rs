@@ -49,7 +49,13 @@ impl Cache {
     pub fn place(&self, kind: CacheKind, layer: usize) -> Option<Place> {
         let (group, page) = self.layout.find(kind, layer)?;
         let g = &self.layout.groups[group];
-        Some(Place { group, page, bucket: g.bucket as usize, block_tokens: g.block_tokens, rows: g.rows_per_block as usize })
+        Some(Place {
+            group,
+            page,
+            bucket: g.bucket as usize,
+            block_tokens: g.block_tokens,
+            rows: g.rows_per_block as usize,
+        })
     }
 
     fn range(&self, place: Place, block: BlockId) -> std::ops::Range<usize> {
@@ -114,7 +120,8 @@ impl<'a> SeqTables<'a> {
 
     /// Block that holds `position`; it must be mapped, or the step is wrong.
     pub fn must(&self, place: Place, position: u32) -> BlockId {
-        self.block(place, position)
-            .unwrap_or_else(|| panic!("position {position} of group {} is not mapped at seat {}", place.group, self.seat.0))
+        self.block(place, position).unwrap_or_else(|| {
+            panic!("position {position} of group {} is not mapped at seat {}", place.group, self.seat.0)
+        })
     }
 }

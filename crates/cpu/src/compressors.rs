@@ -11,23 +11,24 @@ use crate::ops::compress::{self, Row, Running};
 use crate::ops::hadamard::hadamard;
 use crate::ops::linear::linear;
 use crate::ops::rows::{load_f32, store_f32, store_index, store_main};
+use crate::scratch::Buffer;
 use crate::weights::Compressor;
 use longwave_model::IndexFormat;
 
 /// Compressor rows of a batch: `[T, 2n]`, values then scores with ape, `n = c * w`.
 pub struct CompressorRows {
-    data: Vec<f32>,
+    data: Buffer,
     width: usize,
 }
 
 /// Projects `x` `[T, D]` and adds the positional bias of each row's absolute position.
-pub fn project(x: &[f32], c: &Compressor, seqs: &[Rows], ratio: usize) -> CompressorRows {
+pub fn project(model: &Model, x: &[f32], c: &Compressor, seqs: &[Rows], ratio: usize) -> CompressorRows {
     let (n, d) = c.wkv.shape();
     let t = x.len() / d;
-    let (mut values, mut scores) = (vec![0.0; t * n], vec![0.0; t * n]);
+    let (mut values, mut scores) = (model.scratch.take(t * n), model.scratch.take(t * n));
     linear(x, &c.wkv, &mut values);
     linear(x, &c.wgate, &mut scores);
-    let mut data = vec![0.0; t * 2 * n];
+    let mut data = model.scratch.take(t * 2 * n);
     for s in seqs {
         for (i, r) in s.rows.clone().enumerate() {
             let ape = &c.ape[(s.start as usize + i) % ratio * n..][..n];
@@ -56,7 +57,15 @@ pub enum Target {
 }
 
 /// Ratio 4: closes every group that ends in this step, then stores the state rows.
-pub fn step4(model: &Model, l: usize, c: &Compressor, target: Target, rows: &CompressorRows, s: &Rows, cache: &mut Cache) {
+pub fn step4(
+    model: &Model,
+    l: usize,
+    c: &Compressor,
+    target: Target,
+    rows: &CompressorRows,
+    s: &Rows,
+    cache: &mut Cache,
+) {
     let (state, entries) = match target {
         Target::Main => (CacheKind::C4State, CacheKind::C4Main),
         Target::Index => (CacheKind::IndexState, CacheKind::C4Index),
@@ -67,7 +76,7 @@ pub fn step4(model: &Model, l: usize, c: &Compressor, target: Target, rows: &Com
 
     // Earlier rows that groups of this step still need: the previous complete group and the open one.
     let first = (s.start - s.start % 4).saturating_sub(4);
-    let mut earlier = vec![0.0; (s.start - first) as usize * rows.width];
+    let mut earlier = model.scratch.take((s.start - first) as usize * rows.width);
     for (p, out) in (first..s.start).zip(earlier.chunks_mut(rows.width)) {
         let page = cache.page(state, s.tables.must(state, p));
         load_f32(&page[(p % state.block_tokens) as usize * rows.width * 4..][..rows.width * 4], out);
@@ -99,7 +108,10 @@ pub fn step4(model: &Model, l: usize, c: &Compressor, target: Target, rows: &Com
     for p in s.start..s.end() {
         if let Some(block) = s.tables.block(state, p) {
             let at = (p % state.block_tokens) as usize * rows.width * 4;
-            store_f32(rows.row(s.rows.start + (p - s.start) as usize), &mut cache.page_mut(state, block)[at..at + rows.width * 4]);
+            store_f32(
+                rows.row(s.rows.start + (p - s.start) as usize),
+                &mut cache.page_mut(state, block)[at..at + rows.width * 4],
+            );
         }
     }
 }
@@ -201,4 +213,3 @@ fn store_open(cache: &mut Cache, state: Place, s: &Rows, committed: u32, open: &
         store_f32(v, &mut page[SUMS + i * 2048..][..2048]);
     }
 }
-

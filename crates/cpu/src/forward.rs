@@ -15,6 +15,7 @@ use crate::ops::linear::{embed, linear};
 use crate::ops::mhc::{self, Mix};
 use crate::ops::norm::rms_norm;
 use crate::ops::rope::Frequencies;
+use crate::scratch::{Buffer, Scratch};
 use crate::weights::{Block, Mixer, Weights};
 use crate::{attention, moe};
 
@@ -29,6 +30,7 @@ pub struct Model {
     pub(crate) weights: Weights,
     pub(crate) freq_main: Frequencies,
     pub(crate) freq_compressed: Frequencies,
+    pub(crate) scratch: Scratch,
 }
 
 /// One sequence's rows in a batch.
@@ -83,13 +85,14 @@ impl Model {
             weights: Weights::new(ckpt),
             freq_main: Frequencies::main(&ckpt.config),
             freq_compressed: Frequencies::compressed(&ckpt.config),
+            scratch: Scratch::default(),
         }
     }
 
     /// Runs the main layers over `tokens` and returns the streams `[T, 4, D]`; the cache receives the rows.
-    pub fn trunk(&self, tokens: &[Token], seqs: &[Rows], cache: &mut Cache, tap: Option<Tap>) -> Vec<f32> {
+    pub fn trunk(&self, tokens: &[Token], seqs: &[Rows], cache: &mut Cache, tap: Option<Tap>) -> Buffer {
         let d = self.config.hidden_size;
-        let mut x = vec![0.0; tokens.len() * 4 * d];
+        let mut x = self.scratch.take(tokens.len() * 4 * d);
         x.par_chunks_mut(4 * d).with_min_len(64).zip(tokens).for_each(|(x, &t)| {
             embed(&self.weights.embed, t as usize, &mut x[..d]);
             for s in 1..4 {
@@ -117,19 +120,22 @@ impl Model {
 
     /// The MTP module over a batch (model.md 8.1): `streams` of the main model `[T, 4, D]` and the token after each row.
     /// Returns its own streams `[T, 4, D]`; its window rows go to the cache under layer `num_hidden_layers`.
-    pub fn mtp(&self, streams: &[f32], next: &[Token], seqs: &[Rows], cache: &mut Cache, tap: Option<Tap>) -> Vec<f32> {
+    pub fn mtp(&self, streams: &[f32], next: &[Token], seqs: &[Rows], cache: &mut Cache, tap: Option<Tap>) -> Buffer {
         let mtp = self.weights.mtp.as_ref().expect("the checkpoint has an MTP module");
         let (d, t, eps, profile) = (self.config.hidden_size, next.len(), self.config.rms_norm_eps, self.profile);
-        let mut e = vec![0.0; t * d];
+        let mut e = self.scratch.take(t * d);
         for (row, &token) in e.chunks_mut(d).zip(next) {
             let mut wide = vec![0.0; d];
             embed(&self.weights.embed, token as usize, &mut wide);
             rms_norm(&wide, &mtp.enorm, eps, profile, row);
         }
-        let mut h = vec![0.0; t * 4 * d];
-        h.par_chunks_mut(d).zip(streams.par_chunks(d)).with_min_len(64).for_each(|(h, x)| rms_norm(x, &mtp.hnorm, eps, profile, h));
-        let mut pe = vec![0.0; t * d];
-        let mut x = vec![0.0; t * 4 * d];
+        let mut h = self.scratch.take(t * 4 * d);
+        h.par_chunks_mut(d)
+            .zip(streams.par_chunks(d))
+            .with_min_len(64)
+            .for_each(|(h, x)| rms_norm(x, &mtp.hnorm, eps, profile, h));
+        let mut pe = self.scratch.take(t * d);
+        let mut x = self.scratch.take(t * 4 * d);
         self.quantise(&mut e);
         self.quantise(&mut h);
         linear(&e, &mtp.e_proj, &mut pe);
@@ -168,7 +174,16 @@ impl Model {
     }
 
     /// One block, in place on the streams.
-    fn block(&self, l: usize, b: &Block, tokens: &[Token], x: &mut [f32], seqs: &[Rows], cache: &mut Cache, tap: &mut Option<Tap>) {
+    fn block(
+        &self,
+        l: usize,
+        b: &Block,
+        tokens: &[Token],
+        x: &mut [f32],
+        seqs: &[Rows],
+        cache: &mut Cache,
+        tap: &mut Option<Tap>,
+    ) {
         let (a, mixes) = self.hc_in(x, &b.hc_attn, &b.attn_norm);
         let y = attention::forward(self, l, &b.attn, &a, seqs, cache, tap);
         self.hc_out(x, &y, &mixes);
@@ -181,19 +196,21 @@ impl Model {
     }
 
     /// `hc_pre` and the sublayer's norm.
-    fn hc_in(&self, x: &[f32], mixer: &Mixer, norm: &[f32]) -> (Vec<f32>, Vec<Mix>) {
+    fn hc_in(&self, x: &[f32], mixer: &Mixer, norm: &[f32]) -> (Buffer, Vec<Mix>) {
         let d = self.config.hidden_size;
         let t = x.len() / (4 * d);
-        let mut dots = vec![0.0; t * 24];
+        let mut dots = self.scratch.take(t * 24);
         linear(x, &mixer.dots, &mut dots);
-        let mut a = vec![0.0; t * d];
+        let mut a = self.scratch.take(t * d);
         let mut mixes = vec![Mix::default(); t];
         let work = a.par_chunks_mut(d).zip(&mut mixes).zip(x.par_chunks(4 * d)).zip(dots.par_chunks(24));
-        work.with_min_len(PIECE).for_each(|(((a, mix), x), dots)| {
-            let mut h = vec![0.0; d];
-            *mix = mhc::pre(x, dots, &mixer.site, self.profile, &mut h);
-            rms_norm(&h, norm, self.config.rms_norm_eps, self.profile, a);
-        });
+        work.with_min_len(PIECE).for_each_init(
+            || vec![0.0; d],
+            |h, (((a, mix), x), dots)| {
+                *mix = mhc::pre(x, dots, &mixer.site, self.profile, h);
+                rms_norm(h, norm, self.config.rms_norm_eps, self.profile, a);
+            },
+        );
         (a, mixes)
     }
 

@@ -210,7 +210,11 @@ impl Reader<'_> {
     }
 
     fn expert(&self, p: &str) -> Expert {
-        Expert { w1: self.scaled(&format!("{p}.w1")), w2: self.scaled(&format!("{p}.w2")), w3: self.scaled(&format!("{p}.w3")) }
+        Expert {
+            w1: self.scaled(&format!("{p}.w1")),
+            w2: self.scaled(&format!("{p}.w2")),
+            w3: self.scaled(&format!("{p}.w3")),
+        }
     }
 
     fn block(&self, p: &str, kind: LayerKind, hash: bool) -> Block {

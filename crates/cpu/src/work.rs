@@ -13,7 +13,16 @@ fn expert(e: &Expert) -> [&Matrix; 3] {
 /// Matrices that one token passes through in a block, with how many of them are used.
 fn matrices<'a>(model: &Model, b: &'a Block) -> Vec<(&'a Matrix, usize)> {
     let a = &b.attn;
-    let mut out = vec![(&b.hc_attn.dots, 1), (&b.hc_ffn.dots, 1), (&a.wq_a, 1), (&a.wq_b, 1), (&a.wkv, 1), (&a.wo_a, 1), (&a.wo_b, 1), (&b.moe.gate, 1)];
+    let mut out = vec![
+        (&b.hc_attn.dots, 1),
+        (&b.hc_ffn.dots, 1),
+        (&a.wq_a, 1),
+        (&a.wq_b, 1),
+        (&a.wkv, 1),
+        (&a.wo_a, 1),
+        (&a.wo_b, 1),
+        (&b.moe.gate, 1),
+    ];
     for c in a.compressor.iter().chain(a.indexer.iter().map(|i| &i.compressor)) {
         out.extend([(&c.wkv, 1), (&c.wgate, 1)]);
     }

@@ -32,10 +32,14 @@ pub enum CheckpointError {
         source: std::io::Error,
     },
     /// The folder has no weights.
-    #[error("{0} holds no *.safetensors file; download the whole checkpoint, for example: hf download deepseek-ai/DeepSeek-V4-Flash --local-dir {0}")]
+    #[error(
+        "{0} holds no *.safetensors file; download the whole checkpoint, for example: hf download deepseek-ai/DeepSeek-V4-Flash --local-dir {0}"
+    )]
     NoShards(String),
     /// The index names a file that is absent.
-    #[error("model.safetensors.index.json names {missing} of {total} shards that are not there ({first}, ...); the download is incomplete, run it again")]
+    #[error(
+        "model.safetensors.index.json names {missing} of {total} shards that are not there ({first}, ...); the download is incomplete, run it again"
+    )]
     MissingShards {
         /// How many.
         missing: usize,
@@ -69,7 +73,9 @@ pub enum CheckpointError {
         faults: Vec<String>,
     },
     /// Names of another spelling.
-    #[error("the tensors have transformers' names (model.embed_tokens, self_attn, ...): this is a converted checkpoint. Longwave reads the original release (embed.weight, layers.0.attn.wq_a.weight, ...)")]
+    #[error(
+        "the tensors have transformers' names (model.embed_tokens, self_attn, ...): this is a converted checkpoint. Longwave reads the original release (embed.weight, layers.0.attn.wq_a.weight, ...)"
+    )]
     Converted,
 }
 
@@ -110,7 +116,9 @@ impl Tensor {
         let b = self.bytes();
         match self.dtype {
             DType::F32 => b.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect(),
-            DType::BF16 => b.chunks_exact(2).map(|c| crate::formats::bf16_value(u16::from_le_bytes([c[0], c[1]]))).collect(),
+            DType::BF16 => {
+                b.chunks_exact(2).map(|c| crate::formats::bf16_value(u16::from_le_bytes([c[0], c[1]]))).collect()
+            }
             other => panic!("to_f32 of a {} tensor", other.name()),
         }
     }
@@ -166,13 +174,18 @@ impl Checkpoint {
 
     /// A checkpoint that is part of the program: `config.json` and one shard.
     pub fn embedded(name: &str, config_json: &str, shard: &'static [u8]) -> Result<Checkpoint, CheckpointError> {
-        let value = serde_json::from_str(config_json).map_err(|source| ConfigError::Json { path: name.into(), source })?;
+        let value =
+            serde_json::from_str(config_json).map_err(|source| ConfigError::Json { path: name.into(), source })?;
         let mut tensors = HashMap::new();
         add_shard(name, ShardBytes::Static(shard), &mut tensors)?;
         Checkpoint::checked(ModelConfig::from_json(&value)?, name.to_string(), tensors)
     }
 
-    fn checked(config: ModelConfig, source: String, tensors: HashMap<String, Tensor>) -> Result<Checkpoint, CheckpointError> {
+    fn checked(
+        config: ModelConfig,
+        source: String,
+        tensors: HashMap<String, Tensor>,
+    ) -> Result<Checkpoint, CheckpointError> {
         if tensors.contains_key("model.embed_tokens.weight") {
             return Err(CheckpointError::Converted);
         }
@@ -186,7 +199,12 @@ impl Checkpoint {
                 }
                 Some(t) if !spec.dtypes.contains(&t.dtype) => {
                     let accepted: Vec<&str> = spec.dtypes.iter().map(|d| d.name()).collect();
-                    faults.push(format!("dtype: {} is {}, expected {}", spec.name, t.dtype.name(), accepted.join(" or ")));
+                    faults.push(format!(
+                        "dtype: {} is {}, expected {}",
+                        spec.name,
+                        t.dtype.name(),
+                        accepted.join(" or ")
+                    ));
                 }
                 Some(t) if t.dtype == DType::F8E8M0 && t.bytes().contains(&255) => {
                     faults.push(format!("value: {} holds a NaN scale (byte 255)", spec.name));
@@ -223,10 +241,15 @@ fn shard_files(folder: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     let index = folder.join("model.safetensors.index.json");
     if index.exists() {
         let path = index.display().to_string();
-        let text = std::fs::read_to_string(&index).map_err(|source| CheckpointError::Io { path: path.clone(), source })?;
+        let text =
+            std::fs::read_to_string(&index).map_err(|source| CheckpointError::Io { path: path.clone(), source })?;
         let broken = |what: String| CheckpointError::Index { path: path.clone(), what };
-        let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| broken(format!("not valid JSON: {e}")))?;
-        let map = json.get("weight_map").and_then(|m| m.as_object()).ok_or_else(|| broken("it has no \"weight_map\"".into()))?;
+        let json: serde_json::Value =
+            serde_json::from_str(&text).map_err(|e| broken(format!("not valid JSON: {e}")))?;
+        let map = json
+            .get("weight_map")
+            .and_then(|m| m.as_object())
+            .ok_or_else(|| broken("it has no \"weight_map\"".into()))?;
         let mut names: Vec<&str> = map.values().filter_map(|v| v.as_str()).collect();
         names.sort_unstable();
         names.dedup();
@@ -237,7 +260,11 @@ fn shard_files(folder: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
         let missing: Vec<&&str> = names.iter().filter(|n| !folder.join(n).exists()).collect();
         return match missing.first() {
             None => Ok(files),
-            Some(first) => Err(CheckpointError::MissingShards { missing: missing.len(), total: names.len(), first: first.to_string() }),
+            Some(first) => Err(CheckpointError::MissingShards {
+                missing: missing.len(),
+                total: names.len(),
+                first: first.to_string(),
+            }),
         };
     }
     let io = |source| CheckpointError::Io { path: folder.display().to_string(), source };
@@ -254,7 +281,8 @@ fn shard_files(folder: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
 fn add_shard(path: &str, bytes: ShardBytes, into: &mut HashMap<String, Tensor>) -> Result<(), CheckpointError> {
     let fault = |what: String| CheckpointError::Shard { path: path.to_string(), what };
     let len = bytes.get().len();
-    let (header, meta) = SafeTensors::read_metadata(bytes.get()).map_err(|e| fault(format!("no safetensors header ({e})")))?;
+    let (header, meta) =
+        SafeTensors::read_metadata(bytes.get()).map_err(|e| fault(format!("no safetensors header ({e})")))?;
     let data = header + 8;
     let need = data + meta.data_len();
     if need != len {
@@ -269,7 +297,12 @@ fn add_shard(path: &str, bytes: ShardBytes, into: &mut HashMap<String, Tensor>) 
             Dtype::BF16 => DType::BF16,
             Dtype::F32 => DType::F32,
             Dtype::I64 => DType::I64,
-            other => return Err(CheckpointError::Tensors { total: 1, faults: vec![format!("dtype: {name} is {other:?}, which no V4 tensor has")] }),
+            other => {
+                return Err(CheckpointError::Tensors {
+                    total: 1,
+                    faults: vec![format!("dtype: {name} is {other:?}, which no V4 tensor has")],
+                });
+            }
         };
         let range = data + info.data_offsets.0..data + info.data_offsets.1;
         let tensor = Tensor { dtype, shape: info.shape.clone(), shard: shard.clone(), range };

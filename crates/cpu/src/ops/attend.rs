@@ -56,12 +56,29 @@ dispatch! {
 }
 
 /// [`tile_at`] for the first rows of the state.
-pub fn tile(state: &mut State, q: &[f32], heads: usize, kv: &[f32], n: usize, visible: &[(usize, usize)], profile: Profile) {
+pub fn tile(
+    state: &mut State,
+    q: &[f32],
+    heads: usize,
+    kv: &[f32],
+    n: usize,
+    visible: &[(usize, usize)],
+    profile: Profile,
+) {
     tile_at(state, 0, q, heads, kv, n, visible, profile);
 }
 
 #[inline(always)]
-fn tile_body<V: Lanes>(state: &mut State, at: usize, q: &[f32], heads: usize, kv: &[f32], n: usize, visible: &[(usize, usize)], profile: Profile) {
+fn tile_body<V: Lanes>(
+    state: &mut State,
+    at: usize,
+    q: &[f32],
+    heads: usize,
+    kv: &[f32],
+    n: usize,
+    visible: &[(usize, usize)],
+    profile: Profile,
+) {
     let rows = visible.len() * heads;
     let scores = &mut state.scores[..rows * TILE];
     products::<V>(q, rows, kv, n, 512, scores, TILE);
@@ -125,7 +142,10 @@ mod tests {
         tile(&mut st, &q, heads, &kv[64 * 512..], 36, &[(0, 36)], Profile::Exact);
         tile(&mut st, &q, heads, &kv[..64 * 512], 64, &[(5, 5)], Profile::Exact);
         for h in 0..heads {
-            let score = |e: usize| (0..512).map(|c| f64::from(q[h * 512 + c]) * f64::from(kv[e * 512 + c])).sum::<f64>() * 512f64.powf(-0.5);
+            let score = |e: usize| {
+                (0..512).map(|c| f64::from(q[h * 512 + c]) * f64::from(kv[e * 512 + c])).sum::<f64>()
+                    * 512f64.powf(-0.5)
+            };
             let den: f64 = (3..n).map(|e| score(e).exp()).sum::<f64>() + f64::from(sinks[h]).exp();
             let mut out = vec![0.0; 512];
             st.output(h, &mut out);

@@ -51,7 +51,15 @@ pub(crate) fn products<V: Lanes>(a: &[f32], na: usize, b: &[f32], nb: usize, k: 
 
 /// `acc_i += sum_e p[i * stride + e] * v_e`, entries in ascending order; rows of `acc` and `v` have `k` floats.
 #[inline(always)]
-pub(crate) fn weighted_sums<V: Lanes>(p: &[f32], stride: usize, rows: usize, v: &[f32], n: usize, k: usize, acc: &mut [f32]) {
+pub(crate) fn weighted_sums<V: Lanes>(
+    p: &[f32],
+    stride: usize,
+    rows: usize,
+    v: &[f32],
+    n: usize,
+    k: usize,
+    acc: &mut [f32],
+) {
     for i in (0..rows).step_by(4) {
         let m = 4.min(rows - i);
         let pr: [&[f32]; 4] = std::array::from_fn(|r| &p[(i + r.min(m - 1)) * stride..][..n]);

@@ -20,7 +20,15 @@ dispatch! {
 }
 
 #[inline(always)]
-fn scores_body<V: Lanes>(q: &[f32], g: &[f32], heads: usize, keys: &[f32], profile: Profile, dots: &mut [f32], out: &mut [f32]) {
+fn scores_body<V: Lanes>(
+    q: &[f32],
+    g: &[f32],
+    heads: usize,
+    keys: &[f32],
+    profile: Profile,
+    dots: &mut [f32],
+    out: &mut [f32],
+) {
     let n = keys.len() / 128;
     let rows = q.len() / 128;
     products::<V>(q, rows, keys, n, 128, dots, n);

@@ -25,9 +25,15 @@ enum Data {
     F32(Vec<f32>),
     Bf16(Tensor),
     /// e4m3 with one scale per 128 x 128 block.
-    Fp8 { codes: Tensor, scales: Vec<f32> },
+    Fp8 {
+        codes: Tensor,
+        scales: Vec<f32>,
+    },
     /// e2m1 with one ue8m0 byte per 32 columns.
-    Fp4 { codes: Tensor, scales: Tensor },
+    Fp4 {
+        codes: Tensor,
+        scales: Tensor,
+    },
 }
 
 impl Matrix {
@@ -80,24 +86,6 @@ impl Matrix {
     /// Whether inputs are quantised to FP8 before the product (model.md 2.3).
     pub fn quantises_input(&self) -> bool {
         matches!(self.data, Data::Fp8 { .. } | Data::Fp4 { .. })
-    }
-
-    /// Sixteen values of `row` from column `16 * chunk`.
-    #[inline(always)]
-    fn chunk<V: Lanes>(&self, row: usize, chunk: usize) -> V {
-        let k = self.cols;
-        match &self.data {
-            Data::F32(v) => V::load(&v[row * k..(row + 1) * k].as_chunks::<16>().0[chunk]),
-            Data::Bf16(t) => V::load_bf16(&t.bytes()[2 * row * k..2 * (row + 1) * k].as_chunks::<32>().0[chunk]),
-            Data::Fp8 { codes, scales } => {
-                let s = scales[(row / 128) * k.div_ceil(128) + chunk / 8];
-                V::load_e4m3(&codes.bytes()[row * k..(row + 1) * k].as_chunks::<16>().0[chunk]).mul(V::splat(s))
-            }
-            Data::Fp4 { codes, scales } => {
-                let s = ue8m0::value(scales.bytes()[row * k / 32 + chunk / 2]);
-                V::load_e2m1(&codes.bytes()[row * k / 2..(row + 1) * k / 2].as_chunks::<8>().0[chunk]).mul(V::splat(s))
-            }
-        }
     }
 
     /// Widens row `row` into `out`.
@@ -235,31 +223,132 @@ dispatch! {
     fn few(x: &[f32], w: &Matrix, first: usize, n: usize, out: &mut [f32]) = few_body;
 }
 
-/// One token at a time over sixteen rows, weights widened in registers.
+/// One token at a time over eight rows, weights widened in registers. The storage is matched once, outside the loops.
 #[inline(always)]
 fn few_body<V: Lanes>(x: &[f32], w: &Matrix, first: usize, n: usize, out: &mut [f32]) {
     let k = w.cols;
-    let tokens = x.len() / k;
+    match &w.data {
+        Data::F32(v) => few_rows::<V, _>(x, k, n, out, F32Rows { v: &v[first * k..], k }),
+        Data::Bf16(t) => few_rows::<V, _>(x, k, n, out, Bf16Rows { v: &t.bytes()[2 * first * k..], k }),
+        Data::Fp8 { codes, scales } => {
+            let rows = Fp8Rows { v: &codes.bytes()[first * k..], scales, k, first };
+            few_rows::<V, _>(x, k, n, out, rows);
+        }
+        Data::Fp4 { codes, scales } => {
+            let rows = Fp4Rows { v: &codes.bytes()[first * k / 2..], scales: &scales.bytes()[first * k / 32..], k };
+            few_rows::<V, _>(x, k, n, out, rows);
+        }
+    }
+}
+
+/// Stored rows of one format, sixteen values at a time.
+trait StoredRows: Copy {
+    /// What one row is read from.
+    type Row: Copy;
+    fn row(self, i: usize) -> Self::Row;
+    fn chunk<V: Lanes>(row: Self::Row, c: usize) -> V;
+}
+
+#[derive(Clone, Copy)]
+struct F32Rows<'w> {
+    v: &'w [f32],
+    k: usize,
+}
+
+impl<'w> StoredRows for F32Rows<'w> {
+    type Row = &'w [[f32; 16]];
+    #[inline(always)]
+    fn row(self, i: usize) -> Self::Row {
+        self.v[i * self.k..(i + 1) * self.k].as_chunks::<16>().0
+    }
+    #[inline(always)]
+    fn chunk<V: Lanes>(row: Self::Row, c: usize) -> V {
+        V::load(&row[c])
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Bf16Rows<'w> {
+    v: &'w [u8],
+    k: usize,
+}
+
+impl<'w> StoredRows for Bf16Rows<'w> {
+    type Row = &'w [[u8; 32]];
+    #[inline(always)]
+    fn row(self, i: usize) -> Self::Row {
+        self.v[2 * i * self.k..2 * (i + 1) * self.k].as_chunks::<32>().0
+    }
+    #[inline(always)]
+    fn chunk<V: Lanes>(row: Self::Row, c: usize) -> V {
+        V::load_bf16(&row[c])
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Fp8Rows<'w> {
+    v: &'w [u8],
+    scales: &'w [f32],
+    k: usize,
+    first: usize,
+}
+
+impl<'w> StoredRows for Fp8Rows<'w> {
+    type Row = (&'w [[u8; 16]], &'w [f32]);
+    #[inline(always)]
+    fn row(self, i: usize) -> Self::Row {
+        let blocks = self.k.div_ceil(128);
+        let codes = self.v[i * self.k..(i + 1) * self.k].as_chunks::<16>().0;
+        (codes, &self.scales[(self.first + i) / 128 * blocks..][..blocks])
+    }
+    #[inline(always)]
+    fn chunk<V: Lanes>(row: Self::Row, c: usize) -> V {
+        V::load_e4m3(&row.0[c]).mul(V::splat(row.1[c / 8]))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Fp4Rows<'w> {
+    v: &'w [u8],
+    scales: &'w [u8],
+    k: usize,
+}
+
+impl<'w> StoredRows for Fp4Rows<'w> {
+    type Row = (&'w [[u8; 8]], &'w [u8]);
+    #[inline(always)]
+    fn row(self, i: usize) -> Self::Row {
+        let codes = self.v[i * self.k / 2..(i + 1) * self.k / 2].as_chunks::<8>().0;
+        (codes, &self.scales[i * self.k / 32..(i + 1) * self.k / 32])
+    }
+    #[inline(always)]
+    fn chunk<V: Lanes>(row: Self::Row, c: usize) -> V {
+        V::load_e2m1(&row.0[c]).mul(V::splat(ue8m0::value(row.1[c / 2])))
+    }
+}
+
+#[inline(always)]
+fn few_rows<V: Lanes, R: StoredRows>(x: &[f32], k: usize, n: usize, out: &mut [f32], stored: R) {
     for block in (0..n).step_by(16) {
         let m = 16.min(n - block);
-        for t in 0..tokens {
+        for (t, out) in out.chunks_exact_mut(n).enumerate() {
             let xr = row(x, t, k);
             let mut acc = [V::splat(0.0); 16];
             for half in 0..2 {
                 // Eight rows at a time keep the accumulators and the addresses in registers.
-                let rows: [usize; 8] = std::array::from_fn(|i| first + block + (8 * half + i).min(m - 1));
+                let rows: [R::Row; 8] = std::array::from_fn(|i| stored.row(block + (8 * half + i).min(m - 1)));
                 let mut a = [V::splat(0.0); 8];
                 for (c, xc) in xr.iter().enumerate() {
                     let xv = V::load(xc);
                     for i in 0..8 {
-                        a[i] = w.chunk::<V>(rows[i], c).fma(xv, a[i]);
+                        a[i] = R::chunk::<V>(rows[i], c).fma(xv, a[i]);
                     }
                 }
                 acc[8 * half..8 * half + 8].copy_from_slice(&a);
             }
             let mut p = [0.0; 16];
             V::sums(&acc).store(&mut p);
-            out[t * n + block..t * n + block + m].copy_from_slice(&p[..m]);
+            out[block..block + m].copy_from_slice(&p[..m]);
         }
     }
 }

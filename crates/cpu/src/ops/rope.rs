@@ -49,7 +49,9 @@ fn base(theta: f64) -> [f32; 32] {
 
 /// First and last pair of YaRN's ramp, `floor(g(beta_fast))` and `ceil(g(beta_slow))`.
 fn ramp(theta: f64, y: Yarn) -> (f32, f32) {
-    let g = |r: f64| 64.0 * (f64::from(y.original_max_position_embeddings) / (r * std::f64::consts::TAU)).ln() / (2.0 * theta.ln());
+    let g = |r: f64| {
+        64.0 * (f64::from(y.original_max_position_embeddings) / (r * std::f64::consts::TAU)).ln() / (2.0 * theta.ln())
+    };
     (g(y.beta_fast).floor().max(0.0) as f32, g(y.beta_slow).ceil().min(63.0) as f32)
 }
 
@@ -82,10 +84,23 @@ mod tests {
     fn frequencies_are_those_of_the_specification() {
         let close = |got: f32, want: f32| assert!((got - want).abs() <= want * 3e-6, "{got} {want}");
         let (m, c) = (Frequencies::main(&presets::flash()).0, Frequencies::compressed(&presets::flash()).0);
-        for (i, f) in [(0, 1.0), (1, 7.498942e-1), (4, 3.162278e-1), (15, 1.333521e-2), (20, 3.162278e-3), (31, 1.333521e-4)] {
+        for (i, f) in
+            [(0, 1.0), (1, 7.498942e-1), (4, 3.162278e-1), (15, 1.333521e-2), (20, 3.162278e-3), (31, 1.333521e-4)]
+        {
             close(m[i], f);
         }
-        for (i, f) in [(0, 1.0), (1, 6.876560e-1), (8, 5.0e-2), (15, 3.635539e-3), (16, 2.265625e-3), (18, 8.496897e-4), (20, 2.969778e-4), (24, 1.953125e-5), (25, 5.372313e-6), (31, 5.680529e-7)] {
+        for (i, f) in [
+            (0, 1.0),
+            (1, 6.876560e-1),
+            (8, 5.0e-2),
+            (15, 3.635539e-3),
+            (16, 2.265625e-3),
+            (18, 8.496897e-4),
+            (20, 2.969778e-4),
+            (24, 1.953125e-5),
+            (25, 5.372313e-6),
+            (31, 5.680529e-7),
+        ] {
             close(c[i], f);
         }
     }

@@ -57,6 +57,8 @@ mod tests {
         assert_eq!(out, vec![(0, 0.5), (1, 0.5)]);
         out.clear();
         hashed(&[0.0, 2.0, 0.0], &[1, 2], 1.5, &mut out);
-        assert!((out[0].1 / out[1].1 - score(2.0) / score(0.0)).abs() < 1e-6 && (out[0].1 + out[1].1 - 1.5).abs() < 1e-6);
+        assert!(
+            (out[0].1 / out[1].1 - score(2.0) / score(0.0)).abs() < 1e-6 && (out[0].1 + out[1].1 - 1.5).abs() < 1e-6
+        );
     }
 }

@@ -32,7 +32,8 @@ pub fn sample(logits: &[f32], how: &Sampling, position: u32) -> Token {
         return argmax(logits);
     }
     // Best first, ties to the lower id, so that every cut below is a prefix.
-    let mut order: Vec<(f32, Token)> = logits.iter().enumerate().map(|(i, &v)| (v, i as Token)).filter(|e| e.0 > f32::NEG_INFINITY).collect();
+    let mut order: Vec<(f32, Token)> =
+        logits.iter().enumerate().map(|(i, &v)| (v, i as Token)).filter(|e| e.0 > f32::NEG_INFINITY).collect();
     order.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
     if how.top_k > 0 {
         order.truncate(how.top_k as usize);

@@ -11,11 +11,23 @@ use super::Lanes;
 #[derive(Clone, Copy)]
 pub struct Avx2(__m256, __m256);
 
-impl Avx2 {
-    #[inline(always)]
-    fn both(self, b: Self, f: impl Fn(__m256, __m256) -> __m256) -> Self {
-        Avx2(f(self.0, b.0), f(self.1, b.1))
-    }
+/// Applies an expression to both halves. A macro, because a closure would be compiled without AVX2.
+macro_rules! halves {
+    ($x:expr, $y:expr, |$a:ident, $b:ident| $e:expr) => {{
+        // SAFETY: the CPU has AVX2 (see the head of this file).
+        unsafe {
+            let (x, y) = ($x, $y);
+            let lo = {
+                let ($a, $b) = (x.0, y.0);
+                $e
+            };
+            let hi = {
+                let ($a, $b) = (x.1, y.1);
+                $e
+            };
+            Avx2(lo, hi)
+        }
+    }};
 }
 
 impl Lanes for Avx2 {
@@ -42,11 +54,13 @@ impl Lanes for Avx2 {
     fn load_bf16(x: &[u8; 32]) -> Self {
         // SAFETY: AVX2 present; the reference covers 32 bytes.
         unsafe {
-            let half = |p: *const u8| {
-                let h = _mm_loadu_si128(p.cast());
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(h)))
-            };
-            Avx2(half(x.as_ptr()), half(x.as_ptr().add(16)))
+            macro_rules! half {
+                ($p:expr) => {{
+                    let h = _mm_loadu_si128($p.cast());
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(h)))
+                }};
+            }
+            Avx2(half!(x.as_ptr()), half!(x.as_ptr().add(16)))
         }
     }
     #[inline(always)]
@@ -54,14 +68,19 @@ impl Lanes for Avx2 {
         // See avx512.rs for the arithmetic.
         // SAFETY: AVX2 present; the reference covers 16 bytes.
         unsafe {
-            let half = |p: *const u8| {
-                let b = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
-                let magnitude = _mm256_slli_epi32::<20>(_mm256_and_si256(b, _mm256_set1_epi32(0x7f)));
-                let sign = _mm256_slli_epi32::<24>(_mm256_and_si256(b, _mm256_set1_epi32(0x80)));
-                let v = _mm256_mul_ps(_mm256_castsi256_ps(magnitude), _mm256_set1_ps(f32::from_bits((127 + 120) << 23)));
-                _mm256_castsi256_ps(_mm256_or_si256(_mm256_castps_si256(v), sign))
-            };
-            Avx2(half(x.as_ptr()), half(x.as_ptr().add(8)))
+            macro_rules! half {
+                ($p:expr) => {{
+                    let b = _mm256_cvtepu8_epi32(_mm_loadl_epi64($p.cast()));
+                    let magnitude = _mm256_slli_epi32::<20>(_mm256_and_si256(b, _mm256_set1_epi32(0x7f)));
+                    let sign = _mm256_slli_epi32::<24>(_mm256_and_si256(b, _mm256_set1_epi32(0x80)));
+                    let v = _mm256_mul_ps(
+                        _mm256_castsi256_ps(magnitude),
+                        _mm256_set1_ps(f32::from_bits((127 + 120) << 23)),
+                    );
+                    _mm256_castsi256_ps(_mm256_or_si256(_mm256_castps_si256(v), sign))
+                }};
+            }
+            Avx2(half!(x.as_ptr()), half!(x.as_ptr().add(8)))
         }
     }
     #[inline(always)]
@@ -74,33 +93,32 @@ impl Lanes for Avx2 {
                 _mm_and_si128(b, _mm_set1_epi16(0x0f)),
                 _mm_slli_epi16::<4>(_mm_and_si128(b, _mm_set1_epi16(0xf0))),
             );
-            let half = |codes: __m256i| {
-                let magnitude = _mm256_castps_si256(_mm256_permutevar8x32_ps(table, codes));
-                let sign = _mm256_slli_epi32::<28>(_mm256_and_si256(codes, _mm256_set1_epi32(8)));
-                _mm256_castsi256_ps(_mm256_or_si256(magnitude, sign))
-            };
-            Avx2(half(_mm256_cvtepu8_epi32(pairs)), half(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(pairs))))
+            macro_rules! half {
+                ($codes:expr) => {{
+                    let codes = $codes;
+                    let magnitude = _mm256_castps_si256(_mm256_permutevar8x32_ps(table, codes));
+                    let sign = _mm256_slli_epi32::<28>(_mm256_and_si256(codes, _mm256_set1_epi32(8)));
+                    _mm256_castsi256_ps(_mm256_or_si256(magnitude, sign))
+                }};
+            }
+            Avx2(half!(_mm256_cvtepu8_epi32(pairs)), half!(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(pairs))))
         }
     }
     #[inline(always)]
     fn add(self, b: Self) -> Self {
-        // SAFETY: AVX2 present.
-        self.both(b, |a, b| unsafe { _mm256_add_ps(a, b) })
+        halves!(self, b, |a, b| _mm256_add_ps(a, b))
     }
     #[inline(always)]
     fn sub(self, b: Self) -> Self {
-        // SAFETY: AVX2 present.
-        self.both(b, |a, b| unsafe { _mm256_sub_ps(a, b) })
+        halves!(self, b, |a, b| _mm256_sub_ps(a, b))
     }
     #[inline(always)]
     fn mul(self, b: Self) -> Self {
-        // SAFETY: AVX2 present.
-        self.both(b, |a, b| unsafe { _mm256_mul_ps(a, b) })
+        halves!(self, b, |a, b| _mm256_mul_ps(a, b))
     }
     #[inline(always)]
     fn div(self, b: Self) -> Self {
-        // SAFETY: AVX2 present.
-        self.both(b, |a, b| unsafe { _mm256_div_ps(a, b) })
+        halves!(self, b, |a, b| _mm256_div_ps(a, b))
     }
     #[inline(always)]
     fn fma(self, b: Self, c: Self) -> Self {
@@ -109,23 +127,19 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     fn max(self, b: Self) -> Self {
-        // SAFETY: AVX2 present.
-        self.both(b, |a, b| unsafe { _mm256_max_ps(a, b) })
+        halves!(self, b, |a, b| _mm256_max_ps(a, b))
     }
     #[inline(always)]
     fn min(self, b: Self) -> Self {
-        // SAFETY: AVX2 present.
-        self.both(b, |a, b| unsafe { _mm256_min_ps(a, b) })
+        halves!(self, b, |a, b| _mm256_min_ps(a, b))
     }
     #[inline(always)]
     fn abs(self) -> Self {
-        // SAFETY: AVX2 present.
-        self.both(self, |a, _| unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), a) })
+        halves!(self, self, |a, _b| _mm256_andnot_ps(_mm256_set1_ps(-0.0), a))
     }
     #[inline(always)]
     fn round_bf16(self) -> Self {
-        // SAFETY: AVX2 present.
-        self.both(self, |a, _| unsafe {
+        halves!(self, self, |a, _b| {
             let b = _mm256_castps_si256(a);
             let tie = _mm256_and_si256(_mm256_srli_epi32::<16>(b), _mm256_set1_epi32(1));
             let r = _mm256_add_epi32(_mm256_add_epi32(b, _mm256_set1_epi32(0x7fff)), tie);
@@ -134,13 +148,11 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     fn round_int(self) -> Self {
-        // SAFETY: AVX2 present.
-        self.both(self, |a, _| unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) })
+        halves!(self, self, |a, _b| _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a))
     }
     #[inline(always)]
     fn exp2_int(self) -> Self {
-        // SAFETY: AVX2 present.
-        self.both(self, |a, _| unsafe {
+        halves!(self, self, |a, _b| {
             let n = _mm256_add_epi32(_mm256_cvtps_epi32(a), _mm256_set1_epi32(127));
             _mm256_castsi256_ps(_mm256_slli_epi32::<23>(n))
         })
@@ -150,25 +162,30 @@ impl Lanes for Avx2 {
         // SAFETY: AVX2 present.
         unsafe {
             // Quarter sums as in avx512.rs; a register holds two quarters, so four vectors give (q0 | q1) and (q2 | q3).
-            let pair = |a: __m256, b: __m256| _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
-            let quad = |a: __m256, b: __m256, c: __m256, d: __m256| {
-                let (p, q) = (pair(a, b), pair(c, d));
-                let lo = _mm256_shuffle_ps::<0b01_00_01_00>(p, q);
-                let hi = _mm256_shuffle_ps::<0b11_10_11_10>(p, q);
-                let s = _mm256_add_ps(lo, hi);
-                _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps::<1>(s))
-            };
-            let four = |i: usize| {
-                let front = quad(v[i].0, v[i + 1].0, v[i + 2].0, v[i + 3].0);
-                let back = quad(v[i].1, v[i + 1].1, v[i + 2].1, v[i + 3].1);
-                _mm_add_ps(front, back)
-            };
-            Avx2(_mm256_set_m128(four(4), four(0)), _mm256_set_m128(four(12), four(8)))
+            macro_rules! pair {
+                ($a:expr, $b:expr) => {
+                    _mm256_add_ps(_mm256_unpacklo_ps($a, $b), _mm256_unpackhi_ps($a, $b))
+                };
+            }
+            macro_rules! quad {
+                ($i:expr, $half:tt) => {{
+                    let (p, q) = (pair!(v[$i].$half, v[$i + 1].$half), pair!(v[$i + 2].$half, v[$i + 3].$half));
+                    let lo = _mm256_shuffle_ps::<0b01_00_01_00>(p, q);
+                    let hi = _mm256_shuffle_ps::<0b11_10_11_10>(p, q);
+                    let s = _mm256_add_ps(lo, hi);
+                    _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps::<1>(s))
+                }};
+            }
+            macro_rules! four {
+                ($i:expr) => {
+                    _mm_add_ps(quad!($i, 0), quad!($i, 1))
+                };
+            }
+            Avx2(_mm256_set_m128(four!(4), four!(0)), _mm256_set_m128(four!(12), four!(8)))
         }
     }
     #[inline(always)]
     fn keep_above(self, x: Self, limit: f32) -> Self {
-        // SAFETY: AVX2 present.
-        self.both(x, |v, x| unsafe { _mm256_and_ps(v, _mm256_cmp_ps::<_CMP_GT_OQ>(x, _mm256_set1_ps(limit))) })
+        halves!(self, x, |v, x| _mm256_and_ps(v, _mm256_cmp_ps::<_CMP_GT_OQ>(x, _mm256_set1_ps(limit))))
     }
 }

@@ -130,15 +130,22 @@ impl Lanes for Avx512 {
         // SAFETY: AVX-512 present.
         unsafe {
             // Transpose while adding. In each 128-bit quarter, a pair (a, b) becomes (a0+a2, b0+b2, a1+a3, b1+b3) and
-            // two such pairs become the four quarter sums (l0+l2)+(l1+l3) of four vectors.
-            let pair = |a: __m512, b: __m512| _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-            let quad = |i: usize| {
-                let (p, q) = (pair(v[i].0, v[i + 1].0), pair(v[i + 2].0, v[i + 3].0));
-                let lo = _mm512_shuffle_ps::<0b01_00_01_00>(p, q);
-                let hi = _mm512_shuffle_ps::<0b11_10_11_10>(p, q);
-                _mm512_add_ps(lo, hi)
-            };
-            let (a, b, c, d) = (quad(0), quad(4), quad(8), quad(12));
+            // two such pairs become the four quarter sums (l0+l2)+(l1+l3) of four vectors. Macros, because a closure
+            // would be compiled without AVX-512.
+            macro_rules! pair {
+                ($a:expr, $b:expr) => {
+                    _mm512_add_ps(_mm512_unpacklo_ps($a, $b), _mm512_unpackhi_ps($a, $b))
+                };
+            }
+            macro_rules! quad {
+                ($i:expr) => {{
+                    let (p, q) = (pair!(v[$i].0, v[$i + 1].0), pair!(v[$i + 2].0, v[$i + 3].0));
+                    let lo = _mm512_shuffle_ps::<0b01_00_01_00>(p, q);
+                    let hi = _mm512_shuffle_ps::<0b11_10_11_10>(p, q);
+                    _mm512_add_ps(lo, hi)
+                }};
+            }
+            let (a, b, c, d) = (quad!(0), quad!(4), quad!(8), quad!(12));
             // Quarters: q0+q1 and q2+q3 of each of a..d, then their sum, with the results in order.
             let ab_even = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b); // a.q0 a.q2 b.q0 b.q2
             let ab_odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b); // a.q1 a.q3 b.q1 b.q3

@@ -28,7 +28,8 @@ fn everything_body<V: Lanes>(seed: u64, out: &mut Vec<u32>) {
     put(a.round_int().exp2_int());
     put(a.exp());
     put(a.keep_above(b, 0.25));
-    let bytes: [u8; 32] = std::array::from_fn(|i| (seed as u8).wrapping_mul(37).wrapping_add((i as u8).wrapping_mul(11)));
+    let bytes: [u8; 32] =
+        std::array::from_fn(|i| (seed as u8).wrapping_mul(37).wrapping_add((i as u8).wrapping_mul(11)));
     let finite = bytes.map(|b| if b & 0x7f == 0x7f { b ^ 1 } else { b });
     put(V::load_e4m3(finite[..16].try_into().unwrap()));
     put(V::load_e2m1(bytes[..8].try_into().unwrap()));

@@ -36,7 +36,8 @@ fn read(name: &str) -> Golden {
             safetensors::Dtype::I32 => {
                 let layer = name["layer".len()..].split('.').next().unwrap().parse().unwrap();
                 let all: Vec<i32> = t.data().chunks(4).map(|c| i32::from_le_bytes(c.try_into().unwrap())).collect();
-                let picks = all.chunks(t.shape()[1]).map(|r| r.iter().filter(|v| **v >= 0).map(|v| *v as u32).collect());
+                let picks =
+                    all.chunks(t.shape()[1]).map(|r| r.iter().filter(|v| **v >= 0).map(|v| *v as u32).collect());
                 g.selected.insert(layer, picks.collect());
             }
             _ => {
@@ -93,7 +94,9 @@ fn run(rig: &mut Rig, ids: &[Token], greedy0: Token, chunk: usize) -> Ours {
     let formats = rig.model.formats;
     let n = ids.len();
     for l in 0..layers {
-        for (kind, name, width) in [(CacheKind::C4Main, "ckv", 512), (CacheKind::C128Main, "ckv", 512), (CacheKind::C4Index, "index_k", 128)] {
+        for (kind, name, width) in
+            [(CacheKind::C4Main, "ckv", 512), (CacheKind::C128Main, "ckv", 512), (CacheKind::C4Index, "index_k", 128)]
+        {
             let Some(place) = rig.cache.place(kind, l) else { continue };
             let ratio = if kind == CacheKind::C128Main { 128 } else { 4 };
             let mut out = vec![0.0; n / ratio * width];
@@ -159,7 +162,9 @@ fn compare(name: &str, ours: &Ours, golden: &Golden) -> Errors {
         if std::env::var("LONGWAVE_GOLDEN_VERBOSE").is_ok() {
             let rows = shape[0];
             let w = want.len() / rows;
-            let per: Vec<String> = (0..rows.min(8)).map(|r| format!("{:.1e}", error(&got[r * w..(r + 1) * w], &want[r * w..(r + 1) * w]))).collect();
+            let per: Vec<String> = (0..rows.min(8))
+                .map(|r| format!("{:.1e}", error(&got[r * w..(r + 1) * w], &want[r * w..(r + 1) * w])))
+                .collect();
             println!("  {key:20} {e:.2e}  rows {}", per.join(" "));
         }
         match key.as_str() {
@@ -171,7 +176,10 @@ fn compare(name: &str, ours: &Ours, golden: &Golden) -> Errors {
             worst = (e, key.clone());
         }
     }
-    println!("{name:18} {compared:3} tensors, worst relative error {:.2e} ({}), logits {logits:.2e}, MTP {mtp:.2e}", worst.0, worst.1);
+    println!(
+        "{name:18} {compared:3} tensors, worst relative error {:.2e} ({}), logits {logits:.2e}, MTP {mtp:.2e}",
+        worst.0, worst.1
+    );
     assert!(compared >= 28);
     Errors { all: worst.0, logits, mtp }
 }
@@ -198,7 +206,9 @@ fn compare_picks(name: &str, ours: &Ours, golden: &Golden) -> (usize, usize, usi
             assert_eq!(got.len(), want.len());
             for j in got.iter().filter(|j| !want.contains(j)).chain(want.iter().filter(|j| !got.contains(j))) {
                 let gap = (g[*j as usize] - cut).abs();
-                println!("{name}: layer {l} row {r} entry {j}: {gap:.2e} from the cut, scores differ by up to {noise:.2e}");
+                println!(
+                    "{name}: layer {l} row {r} entry {j}: {gap:.2e} from the cut, scores differ by up to {noise:.2e}"
+                );
                 assert!(gap <= noise, "{name}: layer {l} entry {j}");
                 swapped += 1;
             }
@@ -220,7 +230,11 @@ fn continuation(rig: &mut Rig, g: &Golden, ours: &Ours, logit_error: f64) -> usi
         let got = sample::argmax(&logits);
         same += usize::from(got == want);
         let spread = logits.iter().fold(0.0f32, |m, v| m.max(v.abs())) as f64;
-        assert!(got == want || f64::from(gaps[i]) < 4.0 * logit_error * spread, "token {i}: {got} for {want}, gap {}", gaps[i]);
+        assert!(
+            got == want || f64::from(gaps[i]) < 4.0 * logit_error * spread,
+            "token {i}: {got} for {want}, gap {}",
+            gaps[i]
+        );
         let streams = rig.batch(&[(0, (g.ids.len() + i) as u32, &[want], 0)], None);
         logits = rig.logits(&streams, &[0]);
     }

@@ -43,7 +43,11 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 #[test]
 fn m8_chunk_sizes_give_the_same_bits() {
     let ids = prompt(1500, 1);
-    let formats = [(Profile::Reference, CACHE), (Profile::Serving, CacheFormats { main: MainFormat::Fp8, index: IndexFormat::Fp8 }), (Profile::Exact, EXACT)];
+    let formats = [
+        (Profile::Reference, CACHE),
+        (Profile::Serving, CacheFormats { main: MainFormat::Fp8, index: IndexFormat::Fp8 }),
+        (Profile::Exact, EXACT),
+    ];
     for (profile, formats) in formats {
         let mut rig = Rig::new(profile, formats, 1, 1536);
         let whole = in_chunks(&mut rig, 0, &ids, &[1500]);
@@ -64,7 +68,8 @@ fn m9_seventeen_requests_together_equal_their_solo_runs() {
     let lengths = [1, 3, 4, 5, 63, 64, 65, 127, 128, 129, 255, 256, 257, 300, 400, 511, 513];
     let prompts: Vec<Vec<Token>> = lengths.iter().enumerate().map(|(i, &n)| prompt(n, 100 + i as u64)).collect();
     let mut solo = Rig::new(Profile::Serving, CACHE, 17, 1024);
-    let alone: Vec<Vec<f32>> = prompts.iter().enumerate().map(|(i, p)| in_chunks(&mut solo, i as u32, p, &[4096])).collect();
+    let alone: Vec<Vec<f32>> =
+        prompts.iter().enumerate().map(|(i, p)| in_chunks(&mut solo, i as u32, p, &[4096])).collect();
     let mut rig = Rig::new(Profile::Serving, CACHE, 17, 1024);
     let mut at = vec![0usize; 17];
     let mut got: Vec<Vec<f32>> = vec![Vec::new(); 17];
@@ -111,7 +116,10 @@ fn m10_rejected_drafts_leave_no_trace() {
         }
         let streams = rig.batch(&[(1, at as u32, &tokens, depth as u32)], None);
         let good = rig.logits(&streams, &(0..=right).collect::<Vec<_>>());
-        assert!(same_bits(&good, &plain[at * vocab..(at + 1 + right) * vocab]), "position {at}, depth {depth}, {right} right");
+        assert!(
+            same_bits(&good, &plain[at * vocab..(at + 1 + right) * vocab]),
+            "position {at}, depth {depth}, {right} right"
+        );
         at += 1 + right;
         round += 1;
     }

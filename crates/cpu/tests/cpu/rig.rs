@@ -57,14 +57,19 @@ impl Rig {
             assert!(seat < self.seats);
             let from = tokens.len();
             tokens.extend_from_slice(t);
-            rows.push(Rows { rows: from..tokens.len(), start, drafts, tables: SeqTables::new(&self.tables, Seat(seat)) });
+            rows.push(Rows {
+                rows: from..tokens.len(),
+                start,
+                drafts,
+                tables: SeqTables::new(&self.tables, Seat(seat)),
+            });
         }
-        self.model.trunk(&tokens, &rows, &mut self.cache, tap)
+        self.model.trunk(&tokens, &rows, &mut self.cache, tap).to_vec()
     }
 
     pub fn mtp(&mut self, seat: u32, start: u32, streams: &[f32], next: &[Token], tap: Option<Tap>) -> Vec<f32> {
         let rows = [Rows { rows: 0..next.len(), start, drafts: 0, tables: SeqTables::new(&self.tables, Seat(seat)) }];
-        self.model.mtp(streams, next, &rows, &mut self.cache, tap)
+        self.model.mtp(streams, next, &rows, &mut self.cache, tap).to_vec()
     }
 
     pub fn tables(&self, seat: u32) -> SeqTables<'_> {
