@@ -65,7 +65,9 @@ pub enum Refusal {
         vocab: u32,
     },
     /// Longer than the context.
-    #[error("the prompt has {prompt} tokens and max_tokens is {max_tokens}; together they exceed the context of {context} tokens")]
+    #[error(
+        "the prompt has {prompt} tokens and max_tokens is {max_tokens}; together they exceed the context of {context} tokens"
+    )]
     TooLong {
         /// Prompt tokens.
         prompt: usize,

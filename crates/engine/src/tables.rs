@@ -53,7 +53,8 @@ impl SeatTables {
 
     /// Applies the changes that `seq` carries. The error says which write is impossible.
     pub fn apply(&mut self, step: &Step, seq: &SeqStep) -> Result<(), String> {
-        let tables = self.seats.get_mut(seq.seat.0 as usize).ok_or_else(|| format!("seat {} does not exist", seq.seat.0))?;
+        let tables =
+            self.seats.get_mut(seq.seat.0 as usize).ok_or_else(|| format!("seat {} does not exist", seq.seat.0))?;
         if seq.fresh {
             for t in tables.iter_mut() {
                 t.dense.clear();
@@ -61,7 +62,8 @@ impl SeatTables {
             }
         }
         for w in step.writes_of(seq) {
-            let sliding = *self.sliding.get(w.group as usize).ok_or_else(|| format!("group {} does not exist", w.group))?;
+            let sliding =
+                *self.sliding.get(w.group as usize).ok_or_else(|| format!("group {} does not exist", w.group))?;
             let table = &mut tables[w.group as usize];
             if sliding { table.write_sparse(w) } else { table.write_dense(w)? }
         }

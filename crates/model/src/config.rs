@@ -150,7 +150,9 @@ pub struct ModelConfig {
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("cannot read {path}: {source}. Give a folder that holds a DeepSeek-V4 checkpoint (config.json, *.safetensors)")]
+    #[error(
+        "cannot read {path}: {source}. Give a folder that holds a DeepSeek-V4 checkpoint (config.json, *.safetensors)"
+    )]
     Io {
         /// File that was tried.
         path: String,
@@ -166,7 +168,9 @@ pub enum ConfigError {
         source: serde_json::Error,
     },
     /// Another architecture.
-    #[error("this is not a DeepSeek-V4 checkpoint: {found}. Longwave serves DeepSeek-V4 (Flash, Pro and their Base and 0731 variants) only")]
+    #[error(
+        "this is not a DeepSeek-V4 checkpoint: {found}. Longwave serves DeepSeek-V4 (Flash, Pro and their Base and 0731 variants) only"
+    )]
     Architecture {
         /// What was found, in words.
         found: String,
@@ -190,7 +194,9 @@ pub enum ConfigError {
         expected: String,
     },
     /// Fields that are not known at all.
-    #[error("config.json has fields that this version does not know: {0}. They may change results, so the model is refused; delete a field from the file if you know that it is inert")]
+    #[error(
+        "config.json has fields that this version does not know: {0}. They may change results, so the model is refused; delete a field from the file if you know that it is inert"
+    )]
     Unknown(String),
 }
 
@@ -296,7 +302,11 @@ impl ModelConfig {
             return fail("hc_sinkhorn_iters", "0".into(), "at least 1".into());
         }
         if !self.num_attention_heads.is_multiple_of(self.o_groups) {
-            return fail("o_groups", self.o_groups.to_string(), format!("a divisor of {} heads", self.num_attention_heads));
+            return fail(
+                "o_groups",
+                self.o_groups.to_string(),
+                format!("a divisor of {} heads", self.num_attention_heads),
+            );
         }
         if self.num_experts_per_tok > self.n_routed_experts {
             return fail(

@@ -10,11 +10,33 @@ use crate::config::{ConfigError, DSpark, ExpertDtype, LayerKind, ModelConfig, Ya
 
 /// Keys that describe the file or a training set-up and do not change what the model computes.
 const INERT: &[&str] = &[
-    "_name_or_path", "architectures", "auto_map", "attention_dropout", "chunk_size_feed_forward", "dtype", "id2label",
-    "initializer_range", "is_encoder_decoder", "label2id", "max_batch_size", "max_seq_len", "model_type",
-    "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id", "pretraining_tp",
-    "problem_type", "return_dict", "router_aux_loss_coef", "router_jitter_noise", "scale_dtype", "tie_weights",
-    "torch_dtype", "transformers_version", "use_cache",
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "attention_dropout",
+    "chunk_size_feed_forward",
+    "dtype",
+    "id2label",
+    "initializer_range",
+    "is_encoder_decoder",
+    "label2id",
+    "max_batch_size",
+    "max_seq_len",
+    "model_type",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "pad_token_id",
+    "pretraining_tp",
+    "problem_type",
+    "return_dict",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
+    "scale_dtype",
+    "tie_weights",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
 ];
 
 struct Fields<'a> {
@@ -67,7 +89,10 @@ fn bad(field: &str, found: &Value, expected: &str) -> ConfigError {
 }
 
 fn as_uint(field: &str, v: &Value) -> Result<usize, ConfigError> {
-    v.as_u64().and_then(|n| u32::try_from(n).ok()).map(|n| n as usize).ok_or_else(|| bad(field, v, "a whole number below 2^32"))
+    v.as_u64()
+        .and_then(|n| u32::try_from(n).ok())
+        .map(|n| n as usize)
+        .ok_or_else(|| bad(field, v, "a whole number below 2^32"))
 }
 
 fn array<'a>(field: &str, v: &'a Value) -> Result<&'a Vec<Value>, ConfigError> {
@@ -76,7 +101,8 @@ fn array<'a>(field: &str, v: &'a Value) -> Result<&'a Vec<Value>, ConfigError> {
 
 /// Parses any of the three spellings. The caller checks relations between fields.
 pub(crate) fn parse(value: &Value) -> Result<ModelConfig, ConfigError> {
-    let map = value.as_object().ok_or_else(|| ConfigError::Architecture { found: "config.json is not an object".into() })?;
+    let map =
+        value.as_object().ok_or_else(|| ConfigError::Architecture { found: "config.json is not an object".into() })?;
     architecture(map)?;
     let mut f = Fields { map, used: Vec::new() };
 
@@ -85,7 +111,9 @@ pub(crate) fn parse(value: &Value) -> Result<ModelConfig, ConfigError> {
     let layers = layer_kinds(&mut f, num_hidden_layers)?;
     let (rope_theta, compress_rope_theta, yarn) = rope(&mut f)?;
     let dspark = dspark(&mut f)?;
-    let nextn = f.get(&["num_nextn_predict_layers", "n_mtp_layers"]).map_or(Ok(0), |v| as_uint("num_nextn_predict_layers", v))?;
+    let nextn = f
+        .get(&["num_nextn_predict_layers", "n_mtp_layers"])
+        .map_or(Ok(0), |v| as_uint("num_nextn_predict_layers", v))?;
 
     f.fixed(&["scoring_func", "score_func"], "sqrtsoftplus".into())?;
     f.fixed(&["topk_method"], "noaux_tc".into())?;
@@ -147,8 +175,13 @@ fn architecture(map: &Map<String, Value>) -> Result<(), ConfigError> {
     let refuse = |found: String| Err(ConfigError::Architecture { found });
     let arch = map.get("architectures").and_then(|a| a.get(0)).and_then(Value::as_str);
     let kind = map.get("model_type").and_then(Value::as_str);
-    if map.contains_key("text_config") || map.contains_key("engram_layer_ids") || map.contains_key("kv_source_layer_ids") {
-        return refuse("it has V4.1's nested or shared-layer fields (text_config, kv_source_layer_ids, engram_*)".into());
+    if map.contains_key("text_config")
+        || map.contains_key("engram_layer_ids")
+        || map.contains_key("kv_source_layer_ids")
+    {
+        return refuse(
+            "it has V4.1's nested or shared-layer fields (text_config, kv_source_layer_ids, engram_*)".into(),
+        );
     }
     if map.contains_key("vision_config") {
         return refuse("it has a vision tower (vision_config)".into());
@@ -182,7 +215,12 @@ fn layer_kinds(f: &mut Fields, layers: usize) -> Result<Vec<LayerKind>, ConfigEr
         }
     }
     let field = if ratios.is_some() { "compress_ratios" } else { "layer_types" };
-    let list = array(field, ratios.or(types).ok_or(ConfigError::Missing { field: "compress_ratios", hint: " (nor `layer_types`)".into() })?)?;
+    let list = array(
+        field,
+        ratios
+            .or(types)
+            .ok_or(ConfigError::Missing { field: "compress_ratios", hint: " (nor `layer_types`)".into() })?,
+    )?;
     if list.len() < layers {
         return Err(ConfigError::Value {
             field: field.into(),
@@ -211,8 +249,11 @@ fn hash_layers(f: &mut Fields, layers: usize) -> Result<usize, ConfigError> {
     if let Some(v) = f.get(&["num_hash_layers", "n_hash_layers"]) {
         return as_uint("num_hash_layers", v);
     }
-    let Some(types) = types else { return Err(ConfigError::Missing { field: "num_hash_layers", hint: " (nor `mlp_layer_types`)".into() }) };
-    let is_hash = array("mlp_layer_types", types)?.iter().take(layers).map(|v| v.as_str().is_some_and(|s| s.contains("hash")));
+    let Some(types) = types else {
+        return Err(ConfigError::Missing { field: "num_hash_layers", hint: " (nor `mlp_layer_types`)".into() });
+    };
+    let is_hash =
+        array("mlp_layer_types", types)?.iter().take(layers).map(|v| v.as_str().is_some_and(|s| s.contains("hash")));
     let flags: Vec<bool> = is_hash.collect();
     let n = flags.iter().take_while(|h| **h).count();
     if flags[n..].contains(&true) {
@@ -223,14 +264,19 @@ fn hash_layers(f: &mut Fields, layers: usize) -> Result<usize, ConfigError> {
 
 /// Both rotary bases and YaRN, from the flat fields, `rope_scaling`, or transformers' `rope_parameters`.
 fn rope(f: &mut Fields) -> Result<(f64, f64, Option<Yarn>), ConfigError> {
-    let number = |v: &Value, field: &str| v.as_f64().filter(|x| *x > 0.0).ok_or_else(|| bad(field, v, "a positive number"));
+    let number =
+        |v: &Value, field: &str| v.as_f64().filter(|x| *x > 0.0).ok_or_else(|| bad(field, v, "a positive number"));
     let yarn_of = |o: &Value, name: &str| -> Result<Option<Yarn>, ConfigError> {
         let kind = o.get("type").or(o.get("rope_type")).and_then(Value::as_str).unwrap_or("missing");
         if kind == "default" {
             return Ok(None);
         }
         if kind != "yarn" {
-            return Err(ConfigError::Value { field: format!("{name}.type"), found: format!("\"{kind}\""), expected: "\"yarn\"".into() });
+            return Err(ConfigError::Value {
+                field: format!("{name}.type"),
+                found: format!("\"{kind}\""),
+                expected: "\"yarn\"".into(),
+            });
         }
         let get = |k: &'static str| o.get(k).ok_or(ConfigError::Missing { field: k, hint: format!(" in {name}") });
         for k in ["mscale", "mscale_all_dim", "attention_factor"] {
@@ -240,15 +286,23 @@ fn rope(f: &mut Fields) -> Result<(f64, f64, Option<Yarn>), ConfigError> {
         }
         Ok(Some(Yarn {
             factor: number(get("factor")?, "factor")?,
-            original_max_position_embeddings: as_uint("original_max_position_embeddings", get("original_max_position_embeddings")?)? as u32,
+            original_max_position_embeddings: as_uint(
+                "original_max_position_embeddings",
+                get("original_max_position_embeddings")?,
+            )? as u32,
             beta_fast: number(get("beta_fast")?, "beta_fast")?,
             beta_slow: number(get("beta_slow")?, "beta_slow")?,
         }))
     };
     if let Some(p) = f.get(&["rope_parameters"]) {
-        let part = |k: &'static str| p.get(k).ok_or(ConfigError::Missing { field: k, hint: " in rope_parameters".into() });
+        let part =
+            |k: &'static str| p.get(k).ok_or(ConfigError::Missing { field: k, hint: " in rope_parameters".into() });
         let (main, comp) = (part("main")?, part("compress")?);
-        let theta = |o: &Value| o.get("rope_theta").ok_or(ConfigError::Missing { field: "rope_theta", hint: " in rope_parameters".into() }).cloned();
+        let theta = |o: &Value| {
+            o.get("rope_theta")
+                .ok_or(ConfigError::Missing { field: "rope_theta", hint: " in rope_parameters".into() })
+                .cloned()
+        };
         let (a, b) = (number(&theta(main)?, "rope_theta")?, number(&theta(comp)?, "rope_theta")?);
         f.get(&["rope_theta", "compress_rope_theta", "rope_scaling", "partial_rotary_factor"]);
         return Ok((a, b, yarn_of(comp, "rope_parameters.compress")?));
@@ -300,7 +354,13 @@ fn quantisation(f: &mut Fields) -> Result<ExpertDtype, ConfigError> {
                 Some(v) if same(v, &expected) => {}
                 // Base checkpoints carry float32 scales and no scale_fmt (model.md 1.4).
                 None if key == "scale_fmt" || key == "fmt" => {}
-                found => return Err(bad(&format!("quantization_config.{key}"), found.unwrap_or(&Value::Null), &expected.to_string())),
+                found => {
+                    return Err(bad(
+                        &format!("quantization_config.{key}"),
+                        found.unwrap_or(&Value::Null),
+                        &expected.to_string(),
+                    ));
+                }
             }
         }
     }

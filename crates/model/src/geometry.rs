@@ -267,14 +267,27 @@ impl CacheLayout {
             groups.push(group(CacheKind::Window, slide(128, 1), Bucket::Large, part, WINDOW_BLOCK, WINDOW_BLOCK, main));
         }
         groups.push(group(CacheKind::C4State, slide(8, 4), Bucket::Large, &c4, 4, 4, 8192));
-        groups.push(group(CacheKind::IndexState, slide(8, 4), Bucket::Middle, &c4, index_state_tokens, index_state_tokens, 2048));
+        groups.push(group(
+            CacheKind::IndexState,
+            slide(8, 4),
+            Bucket::Middle,
+            &c4,
+            index_state_tokens,
+            index_state_tokens,
+            2048,
+        ));
         groups.push(group(CacheKind::C128State, slide(128, 128), Bucket::Large, &c128, 128, 1, 4096));
         groups.retain(|g| !g.layers.is_empty());
 
         let bucket = |i: usize, bucket: Bucket| BucketSpec {
             bucket,
             page_bytes: page[i],
-            layers_per_unit: groups.iter().filter(|g| g.bucket == bucket).map(|g| g.layers.len() as u32).max().unwrap_or(0),
+            layers_per_unit: groups
+                .iter()
+                .filter(|g| g.bucket == bucket)
+                .map(|g| g.layers.len() as u32)
+                .max()
+                .unwrap_or(0),
         };
         let buckets = [bucket(0, Bucket::Large), bucket(1, Bucket::Middle), bucket(2, Bucket::Small)];
         for g in &groups {
@@ -300,9 +313,11 @@ impl CacheLayout {
 
     /// Group that holds `kind` for `layer`, and the page of that layer inside a unit.
     pub fn find(&self, kind: CacheKind, layer: usize) -> Option<(usize, usize)> {
-        self.groups.iter().enumerate().filter(|(_, g)| g.kind == kind).find_map(|(id, g)| {
-            g.layers.iter().position(|&l| l as usize == layer).map(|page| (id, page))
-        })
+        self.groups
+            .iter()
+            .enumerate()
+            .filter(|(_, g)| g.kind == kind)
+            .find_map(|(id, g)| g.layers.iter().position(|&l| l as usize == layer).map(|page| (id, page)))
     }
 
     /// Units per bucket that the long-lived caches of one logical block take (1 or 0 each).
@@ -320,7 +335,8 @@ impl CacheLayout {
         let mut units = [0; 3];
         for g in self.groups.iter().filter(|g| g.is_sliding()) {
             // Block boundaries repeat every 256 positions, so one period away from the start shows the worst case.
-            let most = (1024..1024 + LOGICAL_BLOCK).map(|p| g.blocks_between(g.retention.first_needed(p), p + drafts)).max();
+            let most =
+                (1024..1024 + LOGICAL_BLOCK).map(|p| g.blocks_between(g.retention.first_needed(p), p + drafts)).max();
             units[g.bucket as usize] += most.unwrap_or(0);
         }
         units

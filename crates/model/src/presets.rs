@@ -81,12 +81,14 @@ pub fn pro() -> ModelConfig {
 
 /// DeepSeek-V4-Flash-0731: Flash with the DSpark drafter in place of the MTP module.
 pub fn flash_0731() -> ModelConfig {
-    let dspark = DSpark { block_size: 5, noise_token_id: 128_799, target_layer_ids: vec![40, 41, 42], markov_rank: 256 };
+    let dspark =
+        DSpark { block_size: 5, noise_token_id: 128_799, target_layer_ids: vec![40, 41, 42], markov_rank: 256 };
     ModelConfig { num_nextn_predict_layers: 0, dspark: Some(dspark), ..flash() }
 }
 
 /// DeepSeek-V4-Pro-0813: Pro with the DSpark drafter.
 pub fn pro_0813() -> ModelConfig {
-    let dspark = DSpark { block_size: 5, noise_token_id: 128_799, target_layer_ids: vec![58, 59, 60], markov_rank: 512 };
+    let dspark =
+        DSpark { block_size: 5, noise_token_id: 128_799, target_layer_ids: vec![58, 59, 60], markov_rank: 512 };
     ModelConfig { num_nextn_predict_layers: 0, dspark: Some(dspark), ..pro() }
 }
