@@ -1,5 +1,7 @@
 //! Prompts: text hashes and token ids of model.md 9.10, the fixed texts of 9.2, Q9 and Q21 of cases.md.
 
+use std::ops::Range;
+
 use longwave_text::{ChatDefaults, ChatPlan, Effort, ReplyStart};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -248,8 +250,10 @@ fn q21_has_the_published_ids() {
 #[test]
 fn a_marker_unknown_to_the_tokenizer_is_plain_text() {
     let tokenizer = crate::tiny();
-    let prompt =
-        longwave_text::Prompt { text: "a<｜nowhere｜>b".into(), markers: vec![1..1 + "<｜nowhere｜>".len()] };
+    let prompt = longwave_text::Prompt {
+        text: "a<｜nowhere｜>b".into(),
+        markers: Vec::from([Range { start: 1, end: 1 + "<｜nowhere｜>".len() }]),
+    };
     assert_eq!(prompt.encode(&tokenizer).unwrap(), tokenizer.encode_text(&prompt.text).unwrap());
 }
 
