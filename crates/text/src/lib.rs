@@ -4,6 +4,7 @@
 //! crate wraps it where a local server needs more: text that can never turn into a control token, characters that are
 //! never split, request habits of real clients. No HTTP, no async, no clock, no random numbers.
 
+mod arguments;
 pub mod chat;
 pub mod detokenizer;
 pub mod prompt;

@@ -1,7 +1,8 @@
 //! The model's tokens become reasoning, content and tool calls.
 //!
 //! The vendor's stream parser does the reading. Around it: characters that are never split, control tokens recognised by
-//! id (their spelling in ordinary tokens is text), a repeated opening think tag swallowed, call ids. The parser is
+//! id (their spelling in ordinary tokens is text), a repeated opening think tag swallowed, call ids, arguments that are
+//! always JSON. The parser is
 //! asynchronous by nature but never waits for anything but input, so it is driven here by hand. The same text gives the
 //! same events joined, wherever it is cut.
 
@@ -16,6 +17,7 @@ use deepseek_recipe::stream::{
 };
 use futures_core::Stream;
 
+use crate::arguments::{Arguments, hide, reveal};
 use crate::detokenizer::Detokenizer;
 use crate::tokenizer::Tokenizer;
 
@@ -99,6 +101,8 @@ pub struct Reply {
     detokenizer: Detokenizer,
     lead: Option<Lead>,
     calls: u32,
+    /// Of the open call.
+    arguments: Option<Arguments>,
     call_seed: u64,
     in_reasoning: bool,
     reasoning_tokens: u32,
@@ -119,7 +123,7 @@ impl Reply {
             parse_tool_calls: options.parse_tool_calls,
             starts_in_tool_calls: options.start == ReplyStart::ToolCalls,
             thinking_initial_stage: stage,
-            stop_sequences: options.stop,
+            stop_sequences: options.stop.iter().map(|text| hide(text)).collect(),
             ..ParsingOptions::default()
         };
         let processor = StreamProcessor::new(AsIs, parsing).with_tokenizer(Spelled(input.clone()));
@@ -129,6 +133,7 @@ impl Reply {
             detokenizer: Detokenizer::new(),
             lead: (options.start == ReplyStart::Reasoning).then(Lead::default),
             calls: 0,
+            arguments: None,
             call_seed: options.call_seed,
             in_reasoning: matches!(options.start, ReplyStart::Reasoning | ReplyStart::ReasoningContinuation),
             reasoning_tokens: 0,
@@ -190,9 +195,7 @@ impl Reply {
         if text.is_empty() || self.finish.is_some() {
             return;
         }
-        // The vendor's decoder waits after a U+FFFD for a character to complete, and drops it at the end. Characters are
-        // complete here already, so a stand-in passes it through.
-        let text = text.replace(char::REPLACEMENT_CHARACTER, STAND_IN);
+        let text = hide(&text);
         {
             let mut input = locked(&self.input);
             let chunk = if kind == Kind::Text {
@@ -222,10 +225,9 @@ impl Reply {
     }
 
     fn take(&mut self, chunk: OutputChunk, events: &mut Vec<ReplyEvent>) {
-        let whole = |text: String| text.replace(STAND_IN, "\u{fffd}");
         match chunk {
             OutputChunk::Reasoning { content, .. } => {
-                let content = whole(content);
+                let content = reveal(&content);
                 let Some(lead) = &mut self.lead else { return append(events, ReplyEvent::Reasoning(content)) };
                 lead.text.push_str(&content);
                 if !lead.swallowed
@@ -246,28 +248,50 @@ impl Reply {
             }
             OutputChunk::Content { content, .. } => {
                 self.flush_lead(events);
-                append(events, ReplyEvent::Content(whole(content)));
+                append(events, ReplyEvent::Content(reveal(&content)));
             }
             OutputChunk::ToolCallNamed { tool_name } => {
                 self.flush_lead(events);
                 let index = self.calls;
                 self.calls += 1;
+                self.arguments = Some(Arguments::default());
                 let id = call_id(self.call_seed, index);
-                events.push(ReplyEvent::ToolCallStart { index, id, name: whole(tool_name) });
+                events.push(ReplyEvent::ToolCallStart { index, id, name: reveal(&tool_name) });
             }
             OutputChunk::ToolCallArgumentsDelta { arguments } => {
-                let index = self.calls.saturating_sub(1);
-                append(events, ReplyEvent::ToolCallArguments { index, delta: whole(arguments) });
+                let mut delta = String::new();
+                if let Some(open) = &mut self.arguments {
+                    open.push(&arguments, &mut delta);
+                }
+                self.give_arguments(delta, events);
             }
             OutputChunk::Finish { finish_reason, stop_sequence, .. } => {
                 self.flush_lead(events);
+                self.end_call(finish_reason != FinishReason::Length, events);
                 self.finish = Some(match finish_reason {
                     FinishReason::Length => ReplyFinish::Length,
-                    FinishReason::ToolCalls => ReplyFinish::ToolCalls,
-                    _ => ReplyFinish::Stop(stop_sequence),
+                    // The vendor looks before its last pieces are out, which would depend on the cuts.
+                    _ if self.calls > 0 => ReplyFinish::ToolCalls,
+                    _ => ReplyFinish::Stop(stop_sequence.as_deref().map(reveal)),
                 });
             }
-            OutputChunk::Start { .. } | OutputChunk::ToolCallBegin => {}
+            OutputChunk::ToolCallBegin => self.end_call(true, events),
+            OutputChunk::Start { .. } => {}
+        }
+    }
+
+    /// Gives out what the open call held back.
+    fn end_call(&mut self, complete: bool, events: &mut Vec<ReplyEvent>) {
+        let mut delta = String::new();
+        if let Some(mut open) = self.arguments.take() {
+            open.finish(complete, &mut delta);
+        }
+        self.give_arguments(delta, events);
+    }
+
+    fn give_arguments(&mut self, delta: String, events: &mut Vec<ReplyEvent>) {
+        if !delta.is_empty() {
+            append(events, ReplyEvent::ToolCallArguments { index: self.calls - 1, delta });
         }
     }
 
@@ -290,9 +314,6 @@ struct Lead {
     /// The tag came; only newlines are still dropped.
     swallowed: bool,
 }
-
-/// A noncharacter: no tokenizer output holds it on purpose.
-const STAND_IN: &str = "\u{10ffff}";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {

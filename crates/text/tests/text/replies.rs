@@ -279,3 +279,124 @@ fn reasoning_tokens_are_counted_up_to_the_end_tag() {
     reply.finish(ReplyEnd::Stop, &mut events);
     assert_eq!(reply.reasoning_tokens() as usize, reasoning.len());
 }
+
+#[test]
+fn p21_a_value_that_is_no_json_becomes_a_string() {
+    let call = |parameters: &[(&str, bool, &str)]| format!("t</think>{}", block(&[invoke("f", parameters)]));
+    let wants = [
+        (vec![("o", false, "not json")], "{\"o\": \"not json\"}"),
+        (vec![("o", false, "")], "{\"o\": \"\"}"),
+        (
+            vec![("o", false, "a, b } c"), ("s", true, "x, \"y\": z")],
+            "{\"o\": \"a, b } c\", \"s\": \"x, \\\"y\\\": z\"}",
+        ),
+        (vec![("o", false, "[1, 2"), ("n", false, "3")], "{\"o\": \"[1, 2\", \"n\": 3}"),
+        (vec![("o", false, "[1, 2")], "{\"o\": \"[1, 2\"}"),
+        (vec![("o", false, "\"plain\""), ("n", false, "3")], "{\"o\": \"plain\", \"n\": 3}"),
+        (
+            vec![("o", false, "{\"a, b\": [1, {\"}\": \", \"}], \"c\": \"d\"}"), ("n", false, "-1.5e3")],
+            "{\"o\": {\"a, b\": [1, {\"}\": \", \"}], \"c\": \"d\"}, \"n\": -1.5e3}",
+        ),
+    ];
+    for (parameters, want) in wants {
+        let (message, _) = stopped(&call(&parameters));
+        let arguments = &message.calls[0].1;
+        assert_eq!(arguments, want, "{parameters:?}");
+    }
+}
+
+#[test]
+fn a_repeated_parameter_is_given_once() {
+    let call = block(&[invoke("f", &[("s", true, "a"), ("n", false, "1"), ("s", true, "b"), ("n", false, "{}")])]);
+    expect(&call, "", "", &[("f", "{\"s\": \"a\", \"n\": 1}")]);
+}
+
+#[test]
+fn a_call_without_its_closing_tags_is_complete() {
+    let full = block(&[invoke("f", &[("s", true, "x"), ("n", false, "12")])]);
+    for (until, want) in [
+        ("name=\"f\">", "{}"),
+        ("\"true\">x", "{\"s\": \"x\"}"),
+        ("x</｜DSML｜parameter>", "{\"s\": \"x\"}"),
+        ("\"false\">12", "{\"s\": \"x\", \"n\": 12}"),
+        ("12</｜DSML｜parameter>", "{\"s\": \"x\", \"n\": 12}"),
+        ("</｜DSML｜invoke>", "{\"s\": \"x\", \"n\": 12}"),
+    ] {
+        expect(&full[..full.find(until).unwrap() + until.len()], "", "", &[("f", want)]);
+    }
+}
+
+#[test]
+fn a_tag_without_its_string_attribute_leaks_no_markup() {
+    let tag = |value: &str| {
+        let parameter = format!("<{D}parameter name=\"k\">{value}</{D}parameter>\n");
+        block(&[format!("<{D}invoke name=\"f\">\n{parameter}</{D}invoke>")])
+    };
+    expect(&tag("12"), "", "", &[("f", "{\"k\": 12}")]);
+    expect(&tag("word"), "", "", &[("f", "{\"k\": \"word\"}")]);
+}
+
+/// Outputs put together from fragments at random: whatever the model writes, the answer does not depend on the cuts,
+/// arguments are JSON unless the limit cut them, and neither calls nor content show more than their share.
+#[test]
+fn random_outputs_read_the_same_however_they_are_cut() {
+    let fragments = [
+        "<",
+        "</",
+        D,
+        "tool_calls>",
+        "invoke name=\"",
+        "f\">",
+        "parameter name=\"",
+        "k\" string=\"true\">",
+        "</think>",
+        "k\" string=\"false\">",
+        "n\" string=\"false\">",
+        "\"",
+        "{",
+        "}",
+        "[1,",
+        "12",
+        ": ",
+        "\n",
+        "text",
+        "杭",
+        "\\",
+        "<think>",
+        "<｜DSML｜tool_calls>\n",
+        "<｜DSML｜invoke name=\"g\">\n",
+        "<｜DSML｜parameter name=\"a\" string=\"true\">",
+        "<｜DSML｜parameter name=\"b\" string=\"false\">",
+        "</｜DSML｜parameter>\n",
+        "</｜DSML｜invoke>\n",
+        "</｜DSML｜tool_calls>",
+    ];
+    let mut state = 0x1234_5678_9abc_def1u64;
+    let mut next = |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    let starts = [ReplyStart::Reasoning, ReplyStart::Content, ReplyStart::ToolCalls];
+    for round in 0..4000 {
+        let output: String = (0..next(24)).map(|_| fragments[next(fragments.len())]).collect();
+        let options = options(starts[round % 3]);
+        let whole = read(options.clone(), &[&output], ReplyEnd::Stop);
+        let mut edges: Vec<usize> = output.char_indices().map(|(at, _)| at).chain([output.len()]).collect();
+        let characters: Vec<&str> = edges.windows(2).map(|pair| &output[pair[0]..pair[1]]).collect();
+        let single = read(options.clone(), &characters, ReplyEnd::Stop);
+        edges.retain(|_| next(3) == 0);
+        let ends = [&[0], edges.as_slice(), &[output.len()]].concat();
+        let pieces: Vec<&str> = ends.windows(2).map(|pair| &output[pair[0]..pair[1]]).collect();
+        let some = read(options, &pieces, ReplyEnd::Stop);
+        // A value that claims to be JSON and begins with a quote streams or waits, depending on the cut; when it is no
+        // JSON the two differ in what they save of it.
+        if !output.contains("false\">\"") {
+            assert_eq!(single, whole, "{output:?} per character");
+            assert_eq!(some, whole, "{output:?} at {edges:?}");
+        }
+        for (_, arguments) in [whole, single, some].iter().flat_map(|read| &read.0.calls) {
+            let parsed = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(arguments);
+            assert!(parsed.is_ok(), "{output:?} gives {arguments}");
+        }
+    }
+}
