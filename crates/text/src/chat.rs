@@ -76,8 +76,8 @@ impl ChatPlan {
     /// Reads a request body.
     pub fn from_body(body: &Map<String, Value>, defaults: ChatDefaults) -> Result<ChatPlan, ChatError> {
         let (thinking, effort) = thinking_switch(body, defaults)?;
-        let tools = list(body, "tools")?.unwrap_or(&[]);
-        let tools: Vec<vendor::ChatCompletionTool> = tools
+        let mut tools: Vec<vendor::ChatCompletionTool> = list(body, "tools")?
+            .unwrap_or(&[])
             .iter()
             .enumerate()
             .map(|(index, tool)| read(tool, || format!("tools[{index}]")))
@@ -101,6 +101,7 @@ impl ChatPlan {
             Some(vendor::ChatCompletionResponseFormat::Text) | None => (None, false),
             other => (other, false),
         };
+        in_vendor_tools(&mut tools, response_format.is_some());
         let kind = if thinking { "enabled" } else { "disabled" };
         let request = vendor::ChatCompletionRequest {
             messages: messages(body)?,
@@ -309,6 +310,21 @@ fn in_vendor_form(message: &Map<String, Value>) -> Map<String, Value> {
         _ => {}
     }
     message
+}
+
+/// Agents mix strict tools with others and with a response format, which the vendor refuses because its grammar cannot;
+/// the prompt can. A tool without parameters may say so with an empty schema.
+fn in_vendor_tools(tools: &mut [vendor::ChatCompletionTool], has_response_format: bool) {
+    let all_strict = tools.iter().all(|tool| tool.function.strict == Some(true));
+    for tool in tools {
+        let function = &mut tool.function;
+        if has_response_format || !all_strict {
+            function.strict = None;
+        }
+        if function.parameters.as_ref().is_some_and(|schema| schema.as_object().is_some_and(Map::is_empty)) {
+            function.parameters = None;
+        }
+    }
 }
 
 /// The renderer sorts calls and results by id; the model was trained on the order of the calls. Ids are never rendered,

@@ -276,6 +276,41 @@ fn client_habits_are_taken() {
 }
 
 #[test]
+fn strict_tools_may_stand_beside_others_and_beside_a_format() {
+    let tool = |name: &str, extra: Value| {
+        let mut function =
+            json!({"name": name, "description": "d", "parameters": {"type": "object", "properties": {}}});
+        for (key, value) in extra.as_object().unwrap() {
+            function[key] = value.clone();
+        }
+        json!({"type": "function", "function": function})
+    };
+    let strict = || {
+        tool(
+            "a",
+            json!({"strict": true, "parameters": {"type": "object", "properties": {"x": {"type": "string"}},
+        "required": ["x"], "additionalProperties": false}}),
+        )
+    };
+    let mixed = text(json!({"messages": hello(), "tools": [strict(), tool("b", json!({"parameters": {}}))]}));
+    assert!(mixed.contains("{\"name\": \"b\", \"description\": \"d\", \"parameters\": {}}"), "{mixed}");
+    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}});
+    let both = text(json!({"messages": hello(), "tools": [strict()], "response_format": format}));
+    assert!(both.contains("## Response Format:") && both.contains("\"name\": \"a\""));
+}
+
+/// Long runs are where regular expressions and merges of other tokenizers take quadratic time or give up.
+#[test]
+fn long_runs_of_one_kind_encode_and_come_back() {
+    let tokenizer = crate::tiny();
+    for unit in ["a", " ", "\n", "。", "🤭", "!", "1", "\t ", "é", "杭", "aB1 ", "<", "\0", "\u{300}"] {
+        let text = unit.repeat((1 << 18) / unit.len());
+        let ids = tokenizer.encode_text(&text).unwrap();
+        assert!(tokenizer.decode(&ids) == text, "{unit:?}");
+    }
+}
+
+#[test]
 fn wrong_values_name_their_field() {
     let user = json!({"role": "user", "content": "u"});
     let tool = weather();
