@@ -33,7 +33,8 @@ pub(crate) struct Answer {
     generation: Generation,
     reply: Reply,
     tokenizer: Arc<Tokenizer>,
-    stop_tokens: Vec<u32>,
+    /// Tokens that are counted and not shown.
+    silent: Vec<u32>,
     prompt_tokens: usize,
     cached_tokens: u32,
     output_tokens: u32,
@@ -46,14 +47,14 @@ impl Answer {
         generation: Generation,
         reply: ReplyOptions,
         tokenizer: Arc<Tokenizer>,
-        stop_tokens: Vec<u32>,
+        silent: Vec<u32>,
         prompt_tokens: usize,
     ) -> Answer {
         Answer {
             generation,
             reply: Reply::new(reply),
             tokenizer,
-            stop_tokens,
+            silent,
             prompt_tokens,
             cached_tokens: 0,
             output_tokens: 0,
@@ -118,7 +119,7 @@ impl Answer {
 
     fn take(&mut self, token: u32, logprobs: Option<&TokenLogprobs>, part: &mut Part) {
         self.output_tokens += 1;
-        if self.stop_tokens.contains(&token) {
+        if self.silent.contains(&token) {
             return;
         }
         let Some(logprobs) = logprobs else {

@@ -36,9 +36,11 @@ pub(crate) async fn complete(
     let prepared = preparing.await.map_err(|_| ApiError::internal("reading the request failed"))??;
 
     let prompt_tokens = prepared.request.prompt.len();
-    let stop_tokens = prepared.request.stop_tokens.clone();
+    // The end of a turn stays out of the text even when the request goes on after it (ignore_eos).
+    let mut silent = prepared.request.stop_tokens.clone();
+    silent.extend(&app.stop_tokens);
     let generation = Generation::submit(&app.engine, prepared.request)?;
-    let mut answer = Answer::new(generation, prepared.reply, app.tokenizer.clone(), stop_tokens, prompt_tokens);
+    let mut answer = Answer::new(generation, prepared.reply, app.tokenizer.clone(), silent, prompt_tokens);
     answer.started().await?;
     if prepared.stream {
         let (frames, response) = sse::channel();

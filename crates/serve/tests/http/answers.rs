@@ -1,8 +1,10 @@
 //! Answers: whole and streamed, reasoning, calls, usage, stop texts, sampling.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
-use crate::client::{get, post};
+use crate::client::{get, open, post};
 use crate::scripted::{Script, Server, ids};
 
 fn ask(extra: Value) -> Value {
@@ -186,8 +188,10 @@ async fn sampling_fields_reach_the_engine() {
     assert_eq!((sampling.seed, sampling.bias, sampling.top_logprobs), (42, vec![(100, -5.0)], None));
     assert_eq!((request.min_tokens, request.priority), (1, -3));
     assert!(request.stop_tokens.contains(&77) && request.salt != 0);
-    post(server.port, ask(json!({"ignore_eos": true}))).await;
+    let answer = post(server.port, ask(json!({"ignore_eos": true, "thinking": {"type": "disabled"}}))).await.json();
     assert!(server.last_request().stop_tokens.is_empty());
+    assert_eq!(answer["choices"][0]["message"]["content"], "x");
+    assert_eq!(answer["usage"]["completion_tokens"], 2);
 }
 
 #[tokio::test]
@@ -210,6 +214,39 @@ async fn logprobs_have_one_entry_per_content_token() {
     let streamed: usize =
         events.iter().filter_map(|event| event["choices"][0]["logprobs"]["content"].as_array()).map(Vec::len).sum();
     assert_eq!(streamed, content.len());
+}
+
+/// Requests of many clients at once, some of which leave: every request ends once, finished or cancelled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_of_clients_is_answered() {
+    let mut script = Script::text("I think.</think>The capital is Oslo.");
+    script.pause = Duration::from_millis(1);
+    let server = Server::start(script).await;
+    let port = server.port;
+    let clients: Vec<_> = (0..120)
+        .map(|client| {
+            tokio::spawn(async move {
+                let body = ask(json!({"stream": client % 2 == 0}));
+                if client % 5 == 0 {
+                    let text = body.to_string();
+                    let socket = open(port, "POST", "/v1/chat/completions", text.as_bytes()).await;
+                    tokio::time::sleep(Duration::from_millis(client % 17)).await;
+                    drop(socket);
+                } else if client % 2 == 0 {
+                    assert_eq!(joined(&post(port, body).await.events(), "content"), "The capital is Oslo.");
+                } else {
+                    let answer = post(port, body).await.json();
+                    assert_eq!(answer["choices"][0]["message"]["content"], "The capital is Oslo.");
+                }
+            })
+        })
+        .collect();
+    for client in clients {
+        client.await.unwrap();
+    }
+    assert_eq!(get(port, "/health").await.status, 200);
+    let cancelled = server.seen.cancelled.lock().unwrap().clone();
+    assert!(cancelled.len() <= 24, "only clients that left are cancelled: {cancelled:?}");
 }
 
 #[tokio::test]
