@@ -8,8 +8,9 @@
 use std::collections::HashMap;
 
 use deepseek_recipe::openai::chat_completion::request as vendor;
+use deepseek_recipe::openai::chat_completion::request::ChatCompletionToolChoiceOption as Choice;
 use deepseek_recipe::request::{ConversionError, ConversionOptions, ProtocolRequest};
-use deepseek_recipe::stream::ThinkingInitialStage;
+use deepseek_recipe::stream::{ParsingOptions, ThinkingInitialStage};
 use deepseek_recipe_core::conversation::{Conversation, ReasoningEffort, ResponseFormat};
 use deepseek_recipe_core::messages::InputMessage;
 use serde::de::DeserializeOwned;
@@ -76,19 +77,9 @@ impl ChatPlan {
     /// Reads a request body.
     pub fn from_body(body: &Map<String, Value>, defaults: ChatDefaults) -> Result<ChatPlan, ChatError> {
         let (thinking, effort) = thinking_switch(body, defaults)?;
-        let mut tools: Vec<vendor::ChatCompletionTool> = list(body, "tools")?
-            .unwrap_or(&[])
-            .iter()
-            .enumerate()
-            .map(|(index, tool)| read(tool, || format!("tools[{index}]")))
-            .collect::<Result<_, _>>()?;
-        let tool_choice: Option<vendor::ChatCompletionToolChoiceOption> = optional(body, "tool_choice")?;
-        let forced = matches!(
-            tool_choice,
-            Some(
-                vendor::ChatCompletionToolChoiceOption::Required | vendor::ChatCompletionToolChoiceOption::Named { .. }
-            )
-        );
+        let mut tools = tools(body)?;
+        let tool_choice = optional(body, "tool_choice")?;
+        let forced = matches!(tool_choice, Some(Choice::Required | Choice::Named { .. }));
         if forced && thinking && !tools.is_empty() {
             return Err(ChatError::field(
                 "tool_choice",
@@ -137,22 +128,7 @@ impl ChatPlan {
             Effort::Max => ReasoningEffort::Max,
         });
         number_calls_by_position(&mut conversation.messages);
-        let parsing = converted.parsing_options;
-        let continues = matches!(conversation.messages.last(), Some(InputMessage::Assistant { prefix: true, .. }));
-        let start = match parsing.thinking_initial_stage {
-            _ if parsing.starts_in_tool_calls => ReplyStart::ToolCalls,
-            Some(ThinkingInitialStage::ReasoningStart) => ReplyStart::Reasoning,
-            Some(ThinkingInitialStage::ReasoningContinuation) => ReplyStart::ReasoningContinuation,
-            Some(ThinkingInitialStage::ContentContinuation) => ReplyStart::ContentContinuation,
-            None if continues => ReplyStart::ContentContinuation,
-            None => ReplyStart::Content,
-        };
-        let reply = ReplyOptions {
-            start,
-            parse_tool_calls: parsing.parse_tool_calls,
-            stop: parsing.stop_sequences,
-            call_seed: 0,
-        };
+        let reply = reply_options(&conversation, converted.parsing_options);
         Ok(ChatPlan { conversation, reply })
     }
 
@@ -249,6 +225,25 @@ fn thinking_switch(body: &Map<String, Value>, defaults: ChatDefaults) -> Result<
         None => defaults.thinking,
     });
     Ok((thinking, effort.flatten().unwrap_or(defaults.effort)))
+}
+
+fn tools(body: &Map<String, Value>) -> Result<Vec<vendor::ChatCompletionTool>, ChatError> {
+    let tools = list(body, "tools")?.unwrap_or(&[]);
+    tools.iter().enumerate().map(|(index, tool)| read(tool, || format!("tools[{index}]"))).collect()
+}
+
+/// How the answer to a converted conversation is read.
+fn reply_options(conversation: &Conversation, parsing: ParsingOptions) -> ReplyOptions {
+    let continues = matches!(conversation.messages.last(), Some(InputMessage::Assistant { prefix: true, .. }));
+    let start = match parsing.thinking_initial_stage {
+        _ if parsing.starts_in_tool_calls => ReplyStart::ToolCalls,
+        Some(ThinkingInitialStage::ReasoningStart) => ReplyStart::Reasoning,
+        Some(ThinkingInitialStage::ReasoningContinuation) => ReplyStart::ReasoningContinuation,
+        Some(ThinkingInitialStage::ContentContinuation) => ReplyStart::ContentContinuation,
+        None if continues => ReplyStart::ContentContinuation,
+        None => ReplyStart::Content,
+    };
+    ReplyOptions { start, parse_tool_calls: parsing.parse_tool_calls, stop: parsing.stop_sequences, call_seed: 0 }
 }
 
 fn messages(body: &Map<String, Value>) -> Result<Vec<vendor::ChatCompletionRequestMessage>, ChatError> {
