@@ -1,1 +1,20 @@
-//! placeholder
+//! The HTTP server of Longwave: OpenAI-compatible routes over an engine.
+//!
+//! Plain functions on axum. Assumes an engine behind [`EngineApi`] and a loaded tokenizer; holds no model code. Refuses
+//! bad input with an error object that names the field, never with a 500, and stops the engine's work on a request when
+//! its client goes away.
+
+mod answer;
+mod chat;
+mod controls;
+mod errors;
+mod generation;
+mod health;
+mod models;
+mod options;
+mod server;
+mod sse;
+
+pub use generation::EngineApi;
+pub use options::{SamplingDefaults, ServerOptions};
+pub use server::{App, ServeError, bind, router, run};

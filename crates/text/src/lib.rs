@@ -1,1 +1,18 @@
-//! placeholder
+//! Text on both sides of the model: a chat request becomes prompt tokens, tokens become reasoning, content and calls.
+//!
+//! The prompt format and the output grammar are the vendor's; its crate `deepseek-recipe` renders and parses, and this
+//! crate wraps it where a local server needs more: text that can never turn into a control token, characters that are
+//! never split, request habits of real clients. No HTTP, no async, no clock, no random numbers.
+
+mod arguments;
+pub mod chat;
+pub mod detokenizer;
+pub mod prompt;
+pub mod reply;
+pub mod tokenizer;
+
+pub use chat::{ChatDefaults, ChatError, ChatPlan, Effort};
+pub use detokenizer::Detokenizer;
+pub use prompt::Prompt;
+pub use reply::{Reply, ReplyEnd, ReplyEvent, ReplyFinish, ReplyOptions, ReplyStart};
+pub use tokenizer::{Markers, Tokenizer, TokenizerError};

@@ -1,0 +1,165 @@
+//! A running generation as the parts of an answer: text events, log-probabilities, usage, the end.
+//!
+//! Shared by the streamed and the whole answer, so both say the same. The token that ends a turn never reaches the text.
+
+use std::sync::Arc;
+
+use longwave_engine::request::{Event, FinishReason};
+use longwave_engine::step::TokenLogprobs;
+use longwave_text::{Reply, ReplyEnd, ReplyEvent, ReplyFinish, ReplyOptions, Tokenizer};
+use serde_json::{Value, json};
+
+use crate::errors::ApiError;
+use crate::generation::Generation;
+
+/// What a step added to the answer.
+#[derive(Debug, Default)]
+pub(crate) struct Part {
+    pub(crate) events: Vec<ReplyEvent>,
+    pub(crate) content_logprobs: Vec<Value>,
+    pub(crate) reasoning_logprobs: Vec<Value>,
+}
+
+/// What comes next.
+pub(crate) enum Next {
+    /// More of the answer.
+    Part(Part),
+    /// The end, with the last of the answer.
+    End(Part, ReplyFinish),
+}
+
+/// An answer being read.
+pub(crate) struct Answer {
+    generation: Generation,
+    reply: Reply,
+    tokenizer: Arc<Tokenizer>,
+    /// Tokens that are counted and not shown.
+    silent: Vec<u32>,
+    prompt_tokens: usize,
+    cached_tokens: u32,
+    output_tokens: u32,
+    /// Log-probabilities of tokens whose text is not out yet.
+    held: Vec<Value>,
+}
+
+impl Answer {
+    pub(crate) fn new(
+        generation: Generation,
+        reply: ReplyOptions,
+        tokenizer: Arc<Tokenizer>,
+        silent: Vec<u32>,
+        prompt_tokens: usize,
+    ) -> Answer {
+        Answer {
+            generation,
+            reply: Reply::new(reply),
+            tokenizer,
+            silent,
+            prompt_tokens,
+            cached_tokens: 0,
+            output_tokens: 0,
+            held: Vec::new(),
+        }
+    }
+
+    /// Waits until the request runs, so that a refusal becomes a status and not the end of a stream.
+    pub(crate) async fn started(&mut self) -> Result<(), ApiError> {
+        match self.generation.peek().await {
+            None => Err(ApiError::stopped("it dropped the request")),
+            Some(Event::Finished { reason, .. }) => match reason.clone() {
+                FinishReason::Refused(refusal) => Err(refusal.into()),
+                FinishReason::Failed(reason) => Err(ApiError::internal(reason)),
+                _ => Ok(()),
+            },
+            Some(_) => Ok(()),
+        }
+    }
+
+    pub(crate) async fn next(&mut self) -> Result<Next, ApiError> {
+        loop {
+            let event =
+                self.generation.next().await.ok_or_else(|| ApiError::stopped("it dropped the running request"))?;
+            match event {
+                Event::Scheduled { cached_tokens } => self.cached_tokens = cached_tokens,
+                Event::Logits { .. } => {}
+                Event::Tokens { tokens, logprobs } => {
+                    let mut part = Part::default();
+                    for (index, &token) in tokens.iter().enumerate() {
+                        self.take(token, logprobs.get(index), &mut part);
+                        if self.reply.stopped() {
+                            // A stop text: the rest of the generation is of no use.
+                            self.generation.cancel();
+                            let finish = self.reply.finish(ReplyEnd::Stop, &mut part.events);
+                            return Ok(Next::End(part, finish));
+                        }
+                    }
+                    if !part.events.is_empty() {
+                        return Ok(Next::Part(part));
+                    }
+                }
+                Event::Finished { reason, cached_tokens, .. } => {
+                    self.cached_tokens = cached_tokens;
+                    let end = match reason {
+                        FinishReason::Stop(_) => ReplyEnd::Stop,
+                        FinishReason::Length => ReplyEnd::Length,
+                        FinishReason::Cancelled => return Err(ApiError::cancelled()),
+                        FinishReason::Refused(refusal) => return Err(refusal.into()),
+                        FinishReason::Failed(reason) => return Err(ApiError::internal(reason)),
+                    };
+                    let mut part = Part::default();
+                    let finish = self.reply.finish(end, &mut part.events);
+                    if part.events.iter().any(|event| matches!(event, ReplyEvent::Content(_))) {
+                        part.content_logprobs.append(&mut self.held);
+                    }
+                    return Ok(Next::End(part, finish));
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, token: u32, logprobs: Option<&TokenLogprobs>, part: &mut Part) {
+        self.output_tokens += 1;
+        if self.silent.contains(&token) {
+            return;
+        }
+        let Some(logprobs) = logprobs else {
+            return self.reply.push_token(&self.tokenizer, token, &mut part.events);
+        };
+        let mut events = Vec::new();
+        self.reply.push_token(&self.tokenizer, token, &mut events);
+        self.held.push(self.logprobs_json(token, logprobs));
+        match events.last() {
+            Some(ReplyEvent::Content(_)) => part.content_logprobs.append(&mut self.held),
+            Some(ReplyEvent::Reasoning(_)) => part.reasoning_logprobs.append(&mut self.held),
+            // Tokens of tool markup are not reported.
+            Some(_) => self.held.clear(),
+            None => {}
+        }
+        part.events.append(&mut events);
+    }
+
+    fn logprobs_json(&self, token: u32, logprobs: &TokenLogprobs) -> Value {
+        let one = |token: u32, logprob: f32| {
+            let bytes = self.tokenizer.token_bytes(token);
+            // JSON has no infinity; the API's own stand-in for "never" is -9999.
+            let logprob = if logprob.is_finite() { logprob } else { -9999.0 };
+            json!({"token": String::from_utf8_lossy(bytes), "logprob": logprob, "bytes": bytes})
+        };
+        let mut value = one(token, logprobs.chosen);
+        value["top_logprobs"] = logprobs.top.iter().map(|&(token, logprob)| one(token, logprob)).collect();
+        value
+    }
+
+    /// Token counts so far, in OpenAI's and DeepSeek's shape.
+    pub(crate) fn usage(&self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.output_tokens,
+            "total_tokens": self.prompt_tokens + self.output_tokens as usize,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reply.reasoning_tokens()},
+            "prompt_cache_hit_tokens": self.cached_tokens,
+            "prompt_cache_miss_tokens": self.prompt_tokens.saturating_sub(self.cached_tokens as usize),
+        })
+    }
+}

@@ -1,0 +1,239 @@
+//! The fields of a chat body that steer sampling, length and transport.
+//!
+//! Values of known fields outside their range are an error that names the field and what is accepted. Unknown fields are
+//! ignored and their names logged at debug level: clients rely on it. The fields that shape the prompt are read by
+//! `longwave-text`.
+
+use longwave_engine::step::Sampling;
+use serde_json::{Map, Value};
+
+use crate::errors::ApiError;
+use crate::generation::fresh_number;
+use crate::options::SamplingDefaults;
+
+/// What was read.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Controls {
+    pub(crate) sampling: Sampling,
+    /// As asked; `None` is what the context leaves.
+    pub(crate) max_tokens: Option<u32>,
+    pub(crate) min_tokens: u32,
+    pub(crate) stop_tokens: Vec<u32>,
+    pub(crate) ignore_eos: bool,
+    pub(crate) priority: i32,
+    pub(crate) salt: u64,
+    pub(crate) stream: bool,
+    pub(crate) include_usage: bool,
+}
+
+/// Known to this module or to `longwave-text`; the penalties are checked and, as in the vendor's service, do nothing.
+const KNOWN: [&str; 36] = [
+    "messages",
+    "model",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "thinking",
+    "reasoning_effort",
+    "reasoning",
+    "chat_template_kwargs",
+    "response_format",
+    "stop",
+    "stream",
+    "stream_options",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "logit_bias",
+    "logprobs",
+    "top_logprobs",
+    "n",
+    "max_tokens",
+    "max_completion_tokens",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "priority",
+    "cache_salt",
+    "frequency_penalty",
+    "presence_penalty",
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+];
+
+/// Most alternatives per token.
+const MAX_TOP_LOGPROBS: u64 = 20;
+
+impl Controls {
+    pub(crate) fn read(
+        body: &Map<String, Value>,
+        defaults: &SamplingDefaults,
+        vocab: u32,
+    ) -> Result<Controls, ApiError> {
+        for name in body.keys().filter(|name| !KNOWN.contains(&name.as_str())) {
+            tracing::debug!(field = %name.chars().take(64).collect::<String>(), "unknown field ignored");
+        }
+        let fields = Fields(body);
+        if fields.whole("n", 1, u64::MAX)?.is_some_and(|n| n != 1) {
+            return Err(ApiError::field("n", "only 1 answer per request is supported; send the request n times"));
+        }
+        for name in ["frequency_penalty", "presence_penalty"] {
+            if fields.number(name, -2.0, 2.0)?.is_some_and(|value| value != 0.0) {
+                tracing::debug!(name, "penalties do nothing with this model");
+            }
+        }
+        fields.flag("parallel_tool_calls")?;
+
+        let top_p = fields.number("top_p", 0.0, 1.0)?.unwrap_or(defaults.top_p);
+        if top_p <= 0.0 {
+            return Err(ApiError::field("top_p", "expected a number above 0 and at most 1"));
+        }
+        // -1 is another way to say off.
+        let top_k = match body.get("top_k").and_then(Value::as_i64) {
+            Some(-1) => 0,
+            _ => fields.whole("top_k", 0, u64::from(u32::MAX))?.map_or(defaults.top_k, |top_k| top_k as u32),
+        };
+        let sampling = Sampling {
+            temperature: fields.number("temperature", 0.0, 2.0)?.unwrap_or(defaults.temperature),
+            top_p,
+            top_k,
+            min_p: fields.number("min_p", 0.0, 1.0)?.unwrap_or(defaults.min_p),
+            seed: fields.seed()?.unwrap_or_else(fresh_number),
+            top_logprobs: fields.logprobs()?,
+            bias: fields.bias(vocab)?,
+        };
+        let stream = fields.flag("stream")?.unwrap_or(false);
+        let include_usage = fields.include_usage(stream)?;
+        let most = u64::from(u32::MAX);
+        let max_tokens = fields.whole("max_tokens", 1, most)?;
+        let max_tokens = fields.whole("max_completion_tokens", 1, most)?.or(max_tokens).map(|count| count as u32);
+        let min_tokens = fields.whole("min_tokens", 0, most)?.unwrap_or(0) as u32;
+        if max_tokens.is_some_and(|max_tokens| min_tokens > max_tokens) {
+            return Err(ApiError::field("min_tokens", "larger than max_tokens"));
+        }
+        Ok(Controls {
+            sampling,
+            max_tokens,
+            min_tokens,
+            stop_tokens: fields.token_list("stop_token_ids", vocab)?,
+            ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
+            priority: fields.priority()?,
+            salt: fields.salt()?,
+            stream,
+            include_usage,
+        })
+    }
+}
+
+/// Typed access; null counts as absent.
+struct Fields<'a>(&'a Map<String, Value>);
+
+impl Fields<'_> {
+    fn get(&self, name: &str) -> Option<&Value> {
+        self.0.get(name).filter(|value| !value.is_null())
+    }
+
+    fn flag(&self, name: &str) -> Result<Option<bool>, ApiError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        value.as_bool().map(Some).ok_or_else(|| ApiError::field(name, "expected true or false"))
+    }
+
+    fn number(&self, name: &str, low: f32, high: f32) -> Result<Option<f32>, ApiError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        match value.as_f64().map(|number| number as f32) {
+            Some(number) if (low..=high).contains(&number) => Ok(Some(number)),
+            _ => Err(ApiError::field(name, format!("expected a number from {low} to {high}, got {}", short(value)))),
+        }
+    }
+
+    fn whole(&self, name: &str, low: u64, high: u64) -> Result<Option<u64>, ApiError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        match value.as_u64() {
+            Some(number) if (low..=high).contains(&number) => Ok(Some(number)),
+            _ => Err(ApiError::field(name, format!("expected a whole number of {low} or more, got {}", short(value)))),
+        }
+    }
+
+    fn seed(&self) -> Result<Option<u64>, ApiError> {
+        let Some(value) = self.get("seed") else { return Ok(None) };
+        let seed = value.as_u64().or_else(|| value.as_i64().map(|seed| seed as u64));
+        seed.map(Some).ok_or_else(|| ApiError::field("seed", format!("expected a whole number, got {}", short(value))))
+    }
+
+    fn priority(&self) -> Result<i32, ApiError> {
+        let Some(value) = self.get("priority") else { return Ok(0) };
+        let number = value.as_i64().and_then(|number| i32::try_from(number).ok());
+        number.ok_or_else(|| ApiError::field("priority", format!("expected a whole number, got {}", short(value))))
+    }
+
+    fn salt(&self) -> Result<u64, ApiError> {
+        let Some(value) = self.get("cache_salt") else { return Ok(0) };
+        let text = value.as_str().ok_or_else(|| ApiError::field("cache_salt", "expected a string"))?;
+        // FNV-1a: the same salt must mean the same number in every process.
+        let hash = text
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+        Ok(hash)
+    }
+
+    fn logprobs(&self) -> Result<Option<u32>, ApiError> {
+        let wanted = self.flag("logprobs")?.unwrap_or(false);
+        let top = self.whole("top_logprobs", 0, u64::MAX)?;
+        if top.is_some_and(|top| top > MAX_TOP_LOGPROBS) {
+            return Err(ApiError::field("top_logprobs", format!("expected at most {MAX_TOP_LOGPROBS}")));
+        }
+        if top.is_some_and(|top| top > 0) && !wanted {
+            return Err(ApiError::field("top_logprobs", "needs \"logprobs\": true"));
+        }
+        Ok(wanted.then_some(top.unwrap_or(0) as u32))
+    }
+
+    fn bias(&self, vocab: u32) -> Result<Vec<(u32, f32)>, ApiError> {
+        let Some(value) = self.get("logit_bias") else { return Ok(Vec::new()) };
+        let bad = || {
+            let message = format!("expected token ids below {vocab} as keys and numbers from -100 to 100 as values");
+            ApiError::field("logit_bias", message)
+        };
+        let entries = value.as_object().ok_or_else(bad)?;
+        let entry = |(key, value): (&String, &Value)| -> Option<(u32, f32)> {
+            let token = key.parse::<u32>().ok().filter(|&token| token < vocab)?;
+            let bias = value.as_f64().map(|bias| bias as f32).filter(|bias| (-100.0..=100.0).contains(bias))?;
+            Some((token, bias))
+        };
+        entries.iter().map(|pair| entry(pair).ok_or_else(bad)).collect()
+    }
+
+    fn token_list(&self, name: &str, vocab: u32) -> Result<Vec<u32>, ApiError> {
+        let Some(value) = self.get(name) else { return Ok(Vec::new()) };
+        let bad = || ApiError::field(name, format!("expected a list of token ids below {vocab}"));
+        let token = |value: &Value| value.as_u64().filter(|&token| token < u64::from(vocab)).map(|token| token as u32);
+        value.as_array().ok_or_else(bad)?.iter().map(|value| token(value).ok_or_else(bad)).collect()
+    }
+
+    fn include_usage(&self, stream: bool) -> Result<bool, ApiError> {
+        let Some(value) = self.get("stream_options") else { return Ok(false) };
+        let options = value.as_object().ok_or_else(|| ApiError::field("stream_options", "expected an object"))?;
+        if !stream {
+            return Err(ApiError::field("stream_options", "needs \"stream\": true"));
+        }
+        match options.get("include_usage") {
+            None | Some(Value::Null) => Ok(false),
+            Some(Value::Bool(wanted)) => Ok(*wanted),
+            Some(_) => Err(ApiError::field("stream_options.include_usage", "expected true or false")),
+        }
+    }
+}
+
+/// A value for an error text, cut to a line.
+fn short(value: &Value) -> String {
+    let text = value.to_string();
+    if text.chars().count() <= 40 {
+        return text;
+    }
+    text.chars().take(40).chain("...".chars()).collect()
+}

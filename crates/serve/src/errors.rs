@@ -1,0 +1,156 @@
+//! Error objects in OpenAI's form: message, type, param, code.
+//!
+//! Every failure of a request becomes one of these, before the answer as a status, in the middle of a stream as an event.
+
+use axum::extract::rejection::BytesRejection;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use longwave_engine::request::{Refusal, SubmitError};
+use longwave_text::ChatError;
+use serde_json::{Map, Value, json};
+
+/// A failed request.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ApiError {
+    pub(crate) status: StatusCode,
+    pub(crate) message: String,
+    pub(crate) kind: &'static str,
+    pub(crate) param: Option<String>,
+    pub(crate) code: &'static str,
+    pub(crate) retry_after_s: Option<u32>,
+}
+
+const BAD_REQUEST: &str = "invalid_request_error";
+const SERVER_ERROR: &str = "server_error";
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, code: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError { status, message: message.into(), kind, param: None, code, retry_after_s: None }
+    }
+
+    /// A field with a value that is not accepted.
+    pub(crate) fn field(param: &str, message: impl std::fmt::Display) -> ApiError {
+        let mut error =
+            ApiError::new(StatusCode::BAD_REQUEST, BAD_REQUEST, "invalid_value", format!("{param}: {message}"));
+        error.param = Some(param.to_owned());
+        error
+    }
+
+    /// A name under which nothing is served.
+    pub(crate) fn unknown_model(name: &str, served: &[String]) -> ApiError {
+        let message = format!("the model {name:?} is not served here; served: {}", served.join(", "));
+        let mut error = ApiError::new(StatusCode::NOT_FOUND, BAD_REQUEST, "model_not_found", message);
+        error.param = Some("model".to_owned());
+        error
+    }
+
+    /// Prompt and answer do not fit into the context.
+    pub(crate) fn too_long(prompt: usize, completion: u32, context: u32) -> ApiError {
+        let message = format!(
+            "This model's maximum context length is {context} tokens. However, you requested {} tokens ({prompt} in \
+             the messages, {completion} in the completion). Please reduce the length of the messages or completion.",
+            prompt as u64 + u64::from(completion)
+        );
+        let mut error = ApiError::new(StatusCode::BAD_REQUEST, BAD_REQUEST, "context_length_exceeded", message);
+        error.param = Some("messages".to_owned());
+        error
+    }
+
+    pub(crate) fn not_found(path: &str) -> ApiError {
+        ApiError::new(StatusCode::NOT_FOUND, BAD_REQUEST, "not_found", format!("there is no route {path}"))
+    }
+
+    pub(crate) fn wrong_method(method: &str, path: &str) -> ApiError {
+        let message = format!("{path} does not answer {method}");
+        ApiError::new(StatusCode::METHOD_NOT_ALLOWED, BAD_REQUEST, "method_not_allowed", message)
+    }
+
+    pub(crate) fn internal(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, SERVER_ERROR, "internal_error", message)
+    }
+
+    pub(crate) fn stopped(reason: &str) -> ApiError {
+        let message = format!("the engine has stopped: {reason}");
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, SERVER_ERROR, "engine_stopped", message)
+    }
+
+    pub(crate) fn cancelled() -> ApiError {
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, SERVER_ERROR, "cancelled", "the request was cancelled")
+    }
+
+    /// The error object.
+    pub(crate) fn body(&self) -> Value {
+        json!({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
+    }
+}
+
+impl From<ChatError> for ApiError {
+    fn from(error: ChatError) -> ApiError {
+        let mut api = ApiError::new(StatusCode::BAD_REQUEST, BAD_REQUEST, "invalid_value", error.message);
+        api.param = error.param;
+        api
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> ApiError {
+        match error {
+            SubmitError::QueueFull { retry_after_s, .. } => {
+                let status = StatusCode::TOO_MANY_REQUESTS;
+                let mut api = ApiError::new(status, "rate_limit_error", "queue_full", error.to_string());
+                api.retry_after_s = Some(retry_after_s);
+                api
+            }
+            SubmitError::Stopped(reason) => ApiError::stopped(&reason),
+        }
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> ApiError {
+        match refusal {
+            Refusal::TooLong { prompt, max_tokens, context } => ApiError::too_long(prompt, max_tokens, context),
+            Refusal::NeverFits { .. } => {
+                let code = "context_length_exceeded";
+                let mut api = ApiError::new(StatusCode::BAD_REQUEST, BAD_REQUEST, code, refusal.to_string());
+                api.param = Some("messages".to_owned());
+                api
+            }
+            Refusal::EmptyPrompt | Refusal::BadToken { .. } => ApiError::field("messages", refusal),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, axum::Json(self.body())).into_response();
+        if let Some(seconds) = self.retry_after_s {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+/// The bytes of a body, or why there are none.
+pub(crate) fn whole_body(body: Result<Bytes, BytesRejection>, max_bytes: usize) -> Result<Bytes, ApiError> {
+    body.map_err(|rejection| {
+        if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+            let message = format!("the body is larger than the {max_bytes} bytes that this server takes");
+            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, BAD_REQUEST, "request_too_large", message)
+        } else {
+            ApiError::new(StatusCode::BAD_REQUEST, BAD_REQUEST, "invalid_body", rejection.body_text())
+        }
+    })
+}
+
+/// The JSON object of a body.
+pub(crate) fn json_object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
+    let bad = |message: String| ApiError::new(StatusCode::BAD_REQUEST, BAD_REQUEST, "invalid_json", message);
+    match serde_json::from_slice(body) {
+        Ok(Value::Object(object)) => Ok(object),
+        Ok(_) => Err(bad("the body must be a JSON object".to_owned())),
+        // The parser's text ends with line and column.
+        Err(error) => Err(bad(format!("the body is not valid JSON: {error}"))),
+    }
+}

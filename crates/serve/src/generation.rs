@@ -1,0 +1,86 @@
+//! One running request in the engine, seen from an async task.
+//!
+//! The only place that talks to the engine. Events arrive on the engine thread and wait in a queue that holds at most
+//! what the request may generate. Dropping a [`Generation`] that has not finished cancels it, so a client that goes away
+//! frees its blocks whatever the server was doing.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use longwave_engine::request::{Event, EventSink, Request, RequestId, SubmitError};
+use longwave_engine::step::Limits;
+use tokio::sync::mpsc;
+
+/// What the server needs of an engine.
+#[derive(Clone)]
+pub struct EngineApi {
+    /// Hands a request over; must not block.
+    pub submit: Arc<dyn Fn(Request, EventSink) -> Result<RequestId, SubmitError> + Send + Sync>,
+    /// Ends a request; unknown and finished ones are ignored.
+    pub cancel: Arc<dyn Fn(RequestId) + Send + Sync>,
+    /// Bounds of every request.
+    pub limits: Limits,
+    /// Whether the engine still works.
+    pub alive: Arc<dyn Fn() -> bool + Send + Sync>,
+}
+
+/// A request in the engine.
+pub(crate) struct Generation {
+    events: mpsc::UnboundedReceiver<Event>,
+    first: Option<Event>,
+    id: RequestId,
+    engine: EngineApi,
+    finished: bool,
+}
+
+impl Generation {
+    pub(crate) fn submit(engine: &EngineApi, request: Request) -> Result<Generation, SubmitError> {
+        // Unbounded in form only: a request gives at most max_tokens token events and three others, and the sink must
+        // never block the engine thread.
+        let (sender, events) = mpsc::unbounded_channel();
+        // A closed channel means the client is gone; the drop below has cancelled already.
+        let sink: EventSink = Box::new(move |event| drop(sender.send(event)));
+        let id = (engine.submit)(request, sink)?;
+        Ok(Generation { events, first: None, id, engine: engine.clone(), finished: false })
+    }
+
+    /// Waits for the first event and leaves it in place.
+    pub(crate) async fn peek(&mut self) -> Option<&Event> {
+        if self.first.is_none() {
+            self.first = self.events.recv().await;
+        }
+        self.first.as_ref()
+    }
+
+    /// The next event; `None` when the engine dropped the request without an end, which it must not.
+    pub(crate) async fn next(&mut self) -> Option<Event> {
+        let event = match self.first.take() {
+            Some(event) => Some(event),
+            None => self.events.recv().await,
+        };
+        self.finished |= matches!(event, None | Some(Event::Finished { .. }));
+        event
+    }
+
+    /// Ends the request early.
+    pub(crate) fn cancel(&mut self) {
+        if !self.finished {
+            self.finished = true;
+            (self.engine.cancel)(self.id);
+        }
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
+
+/// A number that no other request of this process gets, hard to guess from outside.
+pub(crate) fn fresh_number() -> u64 {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    RandomState::new().hash_one(COUNT.fetch_add(1, Ordering::Relaxed))
+}

@@ -1,0 +1,55 @@
+//! Options of the server. Plain data, filled by the command line.
+
+use longwave_text::ChatDefaults;
+
+/// What a request that says nothing about sampling gets; from the checkpoint's generation_config.json.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SamplingDefaults {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// 1 is off.
+    pub top_p: f32,
+    /// 0 is off.
+    pub top_k: u32,
+    /// 0 is off.
+    pub min_p: f32,
+}
+
+impl Default for SamplingDefaults {
+    fn default() -> Self {
+        SamplingDefaults { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0 }
+    }
+}
+
+/// Everything the server is told at its start.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ServerOptions {
+    /// Address to bind.
+    pub host: String,
+    /// Port to bind; 0 lets the system choose.
+    pub port: u16,
+    /// Names under which the model is served, any case; the first one is the model's own.
+    pub served_model_names: Vec<String>,
+    /// Largest request body.
+    pub max_body_bytes: usize,
+    /// Sampling of requests that say nothing.
+    pub sampling: SamplingDefaults,
+    /// Thinking of requests that say nothing.
+    pub chat: ChatDefaults,
+    /// Tokens that end a turn; empty means the tokenizer's end of sentence.
+    pub stop_tokens: Vec<u32>,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        ServerOptions {
+            host: "127.0.0.1".to_owned(),
+            port: 8000,
+            served_model_names: vec!["longwave".to_owned()],
+            max_body_bytes: 64 << 20,
+            sampling: SamplingDefaults::default(),
+            chat: ChatDefaults::default(),
+            stop_tokens: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Server-sent events: frames from a task to a response body.
+//!
+//! The queue between them is short, so a slow client slows its task and nothing else. When the client goes away the body
+//! is dropped and the sender sees its channel closed.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_core::Stream;
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+/// Frames that may wait for the client.
+const QUEUE: usize = 64;
+
+/// The end of a stream.
+pub(crate) const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
+
+struct Frames(mpsc::Receiver<Bytes>);
+
+impl Stream for Frames {
+    type Item = Result<Bytes, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(context).map(|frame| frame.map(Ok))
+    }
+}
+
+/// A response and the sender of its frames.
+pub(crate) fn channel() -> (mpsc::Sender<Bytes>, Response) {
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
+        (header::CACHE_CONTROL, "no-cache"),
+        // Reverse proxies would collect the stream otherwise.
+        (header::HeaderName::from_static("x-accel-buffering"), "no"),
+    ];
+    (sender, (headers, Body::from_stream(Frames(receiver))).into_response())
+}
+
+/// An unnamed event.
+pub(crate) fn data(value: &Value) -> Bytes {
+    format!("data: {value}\n\n").into()
+}

@@ -1,0 +1,165 @@
+//! An engine that plays a script, and a server over it.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use longwave_engine::request::{Event, EventSink, FinishReason, Request, RequestId, SubmitError};
+use longwave_engine::step::{Limits, TokenLogprobs};
+use longwave_serve::{App, EngineApi, ServerOptions};
+use longwave_text::Tokenizer;
+
+/// What the engine does with a request.
+#[derive(Clone)]
+pub struct Script {
+    /// Token events, in order.
+    pub steps: Vec<Vec<u32>>,
+    pub end: FinishReason,
+    pub cached: u32,
+    /// Before each step.
+    pub pause: Duration,
+    pub refuse_submit: Option<SubmitError>,
+}
+
+impl Script {
+    /// One token per step, then the end of sentence.
+    pub fn text(output: &str) -> Script {
+        let tokenizer = tokenizer();
+        let eos = tokenizer.markers().eos;
+        let mut steps: Vec<Vec<u32>> = ids(&tokenizer, output).into_iter().map(|id| vec![id]).collect();
+        steps.push(vec![eos]);
+        Script { steps, end: FinishReason::Stop(eos), cached: 0, pause: Duration::ZERO, refuse_submit: None }
+    }
+}
+
+pub fn tokenizer() -> Arc<Tokenizer> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/tiny/tokenizer.json");
+    Arc::new(Tokenizer::from_file(&path).unwrap())
+}
+
+/// Ids as a model would write them: markers by id, the rest as text.
+pub fn ids(tokenizer: &Tokenizer, output: &str) -> Vec<u32> {
+    let mut ids = Vec::new();
+    let mut rest = output;
+    while !rest.is_empty() {
+        let next = ["</think>", "｜DSML｜"].iter().filter_map(|marker| Some((rest.find(marker)?, *marker))).min();
+        let (at, marker) = next.unwrap_or((rest.len(), ""));
+        ids.extend(tokenizer.encode_text(&rest[..at]).unwrap());
+        ids.extend(tokenizer.added_id(marker));
+        rest = &rest[at + marker.len()..];
+    }
+    ids
+}
+
+/// What the engine saw.
+#[derive(Default)]
+pub struct Seen {
+    pub requests: Mutex<Vec<Request>>,
+    pub cancelled: Mutex<Vec<RequestId>>,
+    pub dead: AtomicBool,
+}
+
+pub struct Server {
+    pub port: u16,
+    pub seen: Arc<Seen>,
+    pub tokenizer: Arc<Tokenizer>,
+    shutdown: Option<tokio::sync::oneshot::Sender<()>>,
+    pub task: tokio::task::JoinHandle<()>,
+}
+
+impl Server {
+    pub async fn start(script: Script) -> Server {
+        Server::with(script, 4096, |_| {}).await
+    }
+
+    pub async fn with(script: Script, context: u32, change: impl FnOnce(&mut ServerOptions)) -> Server {
+        let tokenizer = tokenizer();
+        let seen = Arc::new(Seen::default());
+        let engine = engine(script, context, tokenizer.vocab_size(), seen.clone());
+        let mut options =
+            ServerOptions { port: 0, served_model_names: vec!["Tiny".into()], ..ServerOptions::default() };
+        change(&mut options);
+        let listener = longwave_serve::bind(&options).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let app = Arc::new(App::new(options, engine, tokenizer.clone()));
+        let (shutdown, stopped) = tokio::sync::oneshot::channel();
+        let task = tokio::spawn(async move {
+            let stop = async move { drop(stopped.await) };
+            longwave_serve::run(listener, app, stop).await.unwrap();
+        });
+        Server { port, seen, tokenizer, shutdown: Some(shutdown), task }
+    }
+
+    pub fn shut_down(&mut self) {
+        let _ = self.shutdown.take().unwrap().send(());
+    }
+
+    pub fn last_request(&self) -> Request {
+        self.seen.requests.lock().unwrap().last().unwrap().clone()
+    }
+
+    /// Waits until a request was cancelled.
+    pub async fn cancelled(&self) -> bool {
+        for _ in 0..200 {
+            if !self.seen.cancelled.lock().unwrap().is_empty() {
+                return true;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        false
+    }
+}
+
+fn engine(script: Script, context: u32, vocab: u32, seen: Arc<Seen>) -> EngineApi {
+    let next = AtomicU64::new(1);
+    let submit = {
+        let seen = seen.clone();
+        move |request: Request, sink: EventSink| {
+            if let Some(error) = &script.refuse_submit {
+                return Err(error.clone());
+            }
+            let id = RequestId(next.fetch_add(1, Ordering::Relaxed));
+            seen.requests.lock().unwrap().push(request.clone());
+            let (script, seen) = (script.clone(), seen.clone());
+            std::thread::spawn(move || play(&script, &request, id, &seen, sink));
+            Ok(id)
+        }
+    };
+    let cancel = {
+        let seen = seen.clone();
+        move |id| seen.cancelled.lock().unwrap().push(id)
+    };
+    let limits = Limits { seats: 4, step_tokens: 256, context, units: [64; 3], drafts: 0, in_flight: 1, vocab };
+    let alive = move || !seen.dead.load(Ordering::Relaxed);
+    EngineApi { submit: Arc::new(submit), cancel: Arc::new(cancel), limits, alive: Arc::new(alive) }
+}
+
+fn play(script: &Script, request: &Request, id: RequestId, seen: &Seen, mut sink: EventSink) {
+    let prompt_tokens = request.prompt.len() as u32;
+    let mut output_tokens = 0;
+    let mut end = script.end.clone();
+    if !matches!(end, FinishReason::Refused(_)) {
+        sink(Event::Scheduled { cached_tokens: script.cached });
+        'steps: for step in &script.steps {
+            std::thread::sleep(script.pause);
+            if seen.cancelled.lock().unwrap().contains(&id) {
+                end = FinishReason::Cancelled;
+                break;
+            }
+            for &token in step {
+                if output_tokens == request.max_tokens {
+                    end = FinishReason::Length;
+                    break 'steps;
+                }
+                output_tokens += 1;
+                let logprobs = request.sampling.top_logprobs.map(|top| TokenLogprobs {
+                    chosen: -0.5,
+                    top: (0..top).map(|rank| (token + rank, -0.5 - rank as f32)).collect(),
+                });
+                sink(Event::Tokens { tokens: vec![token], logprobs: logprobs.into_iter().collect() });
+            }
+        }
+    }
+    sink(Event::Finished { reason: end, prompt_tokens, cached_tokens: script.cached, output_tokens });
+}
