@@ -1,2 +1,54 @@
-//! placeholder
-fn main() {}
+//! `longwave`: one binary, one file per subcommand. This file only dispatches and prints the error chain once.
+//!
+//! Exit codes: 0 done, 1 the user can mend it (wrong model, port, flag), 2 wrong command line (clap's own).
+
+mod chat;
+mod doctor;
+mod inspect;
+mod kv;
+mod load;
+mod serve;
+mod units;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Serve DeepSeek-V4 at contexts up to one million tokens.
+#[derive(Parser)]
+#[command(name = "longwave", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve a model over HTTP (OpenAI chat completions).
+    Serve(Box<serve::Args>),
+    /// Talk to a model in the terminal.
+    Chat(chat::Args),
+    /// Memory calculator: where the bytes of the cache go.
+    Kv(kv::Args),
+    /// Show a checkpoint: configuration, layers, tensors, totals.
+    Inspect(inspect::Args),
+    /// Show what this machine offers and what is missing.
+    Doctor(doctor::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Serve(args) => serve::run(*args),
+        Command::Chat(args) => chat::run(args),
+        Command::Kv(args) => kv::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Doctor(args) => doctor::run(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("longwave: {error:#}");
+            ExitCode::from(1)
+        }
+    }
+}

@@ -9,6 +9,7 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use longwave_engine::handle::EngineHandle;
 use longwave_engine::request::{Event, EventSink, Request, RequestId, SubmitError};
 use longwave_engine::step::Limits;
 use tokio::sync::mpsc;
@@ -24,6 +25,19 @@ pub struct EngineApi {
     pub limits: Limits,
     /// Whether the engine still works.
     pub alive: Arc<dyn Fn() -> bool + Send + Sync>,
+}
+
+impl EngineApi {
+    /// An engine in this process.
+    pub fn of(engine: &EngineHandle) -> EngineApi {
+        let (submit, cancel, alive) = (engine.clone(), engine.clone(), engine.clone());
+        EngineApi {
+            submit: Arc::new(move |request, sink| submit.submit(request, sink)),
+            cancel: Arc::new(move |id| cancel.cancel(id)),
+            limits: engine.limits().clone(),
+            alive: Arc::new(move || alive.status().alive),
+        }
+    }
 }
 
 /// A request in the engine.

@@ -1,0 +1,236 @@
+//! `longwave chat`: a line REPL over a model in this process. `/reset` forgets the conversation, Ctrl-C stops an answer
+//! (or, at the prompt, ends the program), an empty line or end of input leaves.
+
+use std::io::{BufRead, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use longwave_engine::request::{Event, FinishReason, Request};
+use longwave_engine::step::{ReturnLogits, Sampling};
+use longwave_text::{ChatDefaults, ChatPlan, Effort, Reply, ReplyEnd, ReplyEvent};
+use serde_json::{Map, Value, json};
+
+use crate::load::{self, Loaded, ModelArgs};
+
+/// Arguments of `longwave chat`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Text that the conversation starts with.
+    #[arg(long)]
+    system: Option<String>,
+    /// Answer this one message and leave.
+    #[arg(long, short)]
+    quick: Option<String>,
+    /// Let the model think before it answers.
+    #[arg(long)]
+    thinking: bool,
+    /// 0 always takes the likeliest token.
+    #[arg(long)]
+    temperature: Option<f32>,
+    /// Most tokens of an answer.
+    #[arg(long, default_value_t = 2048)]
+    max_tokens: u32,
+    /// Print tokens and tokens per second after each answer.
+    #[arg(long)]
+    stats: bool,
+}
+
+/// Set by Ctrl-C while an answer streams.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Runs the REPL.
+pub fn run(args: Args) -> Result<()> {
+    let model = load::open(&args.model)?;
+    watch_interrupts()?;
+    let mut messages: Vec<Value> = args.system.iter().map(|s| json!({"role": "system", "content": s})).collect();
+    let first = messages.len();
+    if let Some(text) = &args.quick {
+        messages.push(json!({"role": "user", "content": text}));
+        answer(&model, &args, &messages)?;
+        return Ok(());
+    }
+    let tty = std::io::stdin().is_terminal();
+    if tty {
+        eprintln!("{}\n/reset forgets the conversation, Ctrl-C stops an answer, Ctrl-D leaves.", model.summary);
+    }
+    let mut lines = std::io::stdin().lock().lines();
+    loop {
+        if tty {
+            eprint!("> ");
+        }
+        INTERRUPTED.store(false, Ordering::SeqCst);
+        let Some(line) = lines.next() else { return Ok(()) };
+        match line?.trim() {
+            "" if tty => continue,
+            "" => return Ok(()),
+            "/reset" => {
+                messages.truncate(first);
+                eprintln!("(forgotten)");
+            }
+            text => {
+                messages.push(json!({"role": "user", "content": text}));
+                match answer(&model, &args, &messages) {
+                    Ok(reply) => messages.push(reply),
+                    Err(error) => {
+                        // The question stays answerable: the conversation is as it was before it.
+                        messages.pop();
+                        eprintln!("longwave: {error:#}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Streams one answer to the terminal and returns it as a message of the conversation.
+fn answer(model: &Loaded, args: &Args, messages: &[Value]) -> Result<Value> {
+    let mut body = Map::new();
+    body.insert("model".into(), Value::from(model.name.as_str()));
+    body.insert("messages".into(), Value::from(messages));
+    let effort = if model.embedded { Effort::Low } else { Effort::High };
+    let plan = ChatPlan::from_body(&body, ChatDefaults { thinking: args.thinking, effort })?;
+    let prompt = plan.prompt().encode(&model.tokenizer)?;
+    let eos = model.tokenizer.markers().eos;
+    let sampling = Sampling {
+        temperature: args.temperature.unwrap_or(model.sampling.temperature),
+        top_p: model.sampling.top_p,
+        top_k: model.sampling.top_k,
+        min_p: model.sampling.min_p,
+        seed: prompt.len() as u64,
+        ..Sampling::default()
+    };
+    let request = Request {
+        prompt,
+        max_tokens: args.max_tokens,
+        min_tokens: 0,
+        stop_tokens: vec![eos],
+        sampling,
+        priority: 0,
+        salt: 0,
+        logits: ReturnLogits::No,
+    };
+    let (sender, events) = mpsc::channel();
+    let started = Instant::now();
+    let id = model.engine.submit(request, Box::new(move |e| drop(sender.send(e))))?;
+
+    let mut reply = Reply::new(plan.reply.clone());
+    let mut shown = Shown::default();
+    let mut out = Vec::new();
+    let mut first_token = None;
+    loop {
+        if INTERRUPTED.swap(false, Ordering::SeqCst) {
+            model.engine.cancel(id);
+        }
+        let event = match events.recv_timeout(Duration::from_millis(50)) {
+            Ok(event) => event,
+            Err(mpsc::RecvTimeoutError::Timeout) => continue,
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(anyhow!("the engine dropped the request")),
+        };
+        match event {
+            Event::Tokens { tokens, .. } => {
+                first_token.get_or_insert_with(Instant::now);
+                for t in tokens.into_iter().filter(|t| *t != eos) {
+                    reply.push_token(&model.tokenizer, t, &mut out);
+                }
+                shown.print(&mut out)?;
+            }
+            Event::Finished { reason, prompt_tokens, output_tokens, .. } => {
+                let end = if matches!(reason, FinishReason::Stop(_)) { ReplyEnd::Stop } else { ReplyEnd::Length };
+                reply.finish(end, &mut out);
+                shown.print(&mut out)?;
+                println!();
+                match reason {
+                    FinishReason::Refused(why) => return Err(why.into()),
+                    FinishReason::Failed(why) => return Err(anyhow!(why)),
+                    FinishReason::Cancelled => eprintln!("(stopped)"),
+                    FinishReason::Stop(_) | FinishReason::Length => {}
+                }
+                if args.stats {
+                    let ttft = first_token.map_or(started.elapsed(), |t| t - started);
+                    let rest = started.elapsed() - ttft;
+                    eprintln!(
+                        "({prompt_tokens} prompt tokens, first token after {:.0} ms, {output_tokens} tokens, {:.1} tokens/s)",
+                        ttft.as_secs_f64() * 1e3,
+                        f64::from(output_tokens.saturating_sub(1)) / rest.as_secs_f64().max(1e-9),
+                    );
+                }
+                return Ok(shown.message());
+            }
+            Event::Scheduled { .. } | Event::Logits { .. } => {}
+        }
+    }
+}
+
+/// What was printed of an answer.
+#[derive(Default)]
+struct Shown {
+    reasoning: String,
+    content: String,
+    calls: Vec<(String, String)>,
+}
+
+impl Shown {
+    /// Prints and keeps events; reasoning is dimmed on a terminal.
+    fn print(&mut self, events: &mut Vec<ReplyEvent>) -> Result<()> {
+        let mut stdout = std::io::stdout().lock();
+        let tty = stdout.is_terminal();
+        for event in events.drain(..) {
+            match event {
+                ReplyEvent::Reasoning(text) => {
+                    if tty {
+                        write!(stdout, "\x1b[2m{text}\x1b[0m")?
+                    } else {
+                        write!(stdout, "{text}")?
+                    }
+                    self.reasoning.push_str(&text);
+                }
+                ReplyEvent::Content(text) => {
+                    if self.content.is_empty() && !self.reasoning.is_empty() {
+                        writeln!(stdout)?;
+                    }
+                    write!(stdout, "{text}")?;
+                    self.content.push_str(&text);
+                }
+                ReplyEvent::ToolCallStart { name, .. } => {
+                    write!(stdout, "[call {name} ")?;
+                    self.calls.push((name, String::new()));
+                }
+                ReplyEvent::ToolCallArguments { delta, .. } => {
+                    write!(stdout, "{delta}")?;
+                    if let Some(call) = self.calls.last_mut() {
+                        call.1.push_str(&delta);
+                    }
+                }
+            }
+        }
+        stdout.flush()?;
+        Ok(())
+    }
+
+    fn message(self) -> Value {
+        let mut message = json!({"role": "assistant", "content": self.content});
+        if !self.reasoning.is_empty() {
+            message["reasoning_content"] = Value::from(self.reasoning);
+        }
+        message
+    }
+}
+
+/// Ctrl-C stops the answer that streams; a second one within it, or one at the prompt, ends the program.
+fn watch_interrupts() -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    std::thread::Builder::new().name("interrupts".into()).spawn(move || {
+        runtime.block_on(async {
+            while tokio::signal::ctrl_c().await.is_ok() {
+                if INTERRUPTED.swap(true, Ordering::SeqCst) {
+                    std::process::exit(130);
+                }
+            }
+        });
+    })?;
+    Ok(())
+}

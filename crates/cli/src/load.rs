@@ -1,0 +1,211 @@
+//! Opening a model for `serve` and `chat`: the embedded tiny checkpoint or a folder, with a progress bar.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use longwave_cpu::backend::{CpuBackend, CpuOptions};
+use longwave_cpu::forward::Model;
+use longwave_cpu::numerics::Profile;
+use longwave_engine::engine::EngineOptions;
+use longwave_engine::handle::{self, EngineHandle};
+use longwave_model::{CacheFormats, Checkpoint, IndexFormat, MainFormat};
+use longwave_serve::SamplingDefaults;
+use longwave_text::Tokenizer;
+
+use crate::units;
+
+/// The tiny checkpoint that is part of the program.
+pub mod tiny {
+    /// `config.json`.
+    pub const CONFIG: &str = include_str!("../../../testdata/tiny/config.json");
+    /// The weights.
+    pub static SHARD: &[u8] = include_bytes!("../../../testdata/tiny/model.safetensors");
+    /// `tokenizer.json`.
+    pub static TOKENIZER: &[u8] = include_bytes!("../../../testdata/tiny/tokenizer.json");
+    /// Its name.
+    pub const NAME: &str = "longwave-tiny";
+}
+
+/// Where a model runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BackendName {
+    /// The best one that this machine and program have.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// NVIDIA GPUs.
+    Cuda,
+}
+
+/// Options of the model and its cache, shared by `serve` and `chat`.
+#[derive(Debug, Clone, Args)]
+pub struct ModelArgs {
+    /// Folder of a DeepSeek-V4 checkpoint; without it the embedded tiny model runs.
+    pub model: Option<PathBuf>,
+    /// Where to compute.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub backend: BackendName,
+    /// Format of the main cache: fp8 (or auto, fp8_e4m3, fp8_ds_mla) or bf16.
+    #[arg(long, default_value = "auto", value_parser = main_format)]
+    pub kv_cache_dtype: MainFormat,
+    /// Format of the indexer cache: fp4 (or auto), fp8 or bf16.
+    #[arg(long, default_value = "auto", value_parser = index_format)]
+    pub index_cache_dtype: IndexFormat,
+    /// Largest context of a request in tokens, for example 128K; by default the model's own.
+    #[arg(long, value_parser = units::tokens)]
+    pub max_model_len: Option<u32>,
+    /// Requests that run at once.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub max_num_seqs: u32,
+    /// Tokens of one step, prefill and decode together.
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub max_num_batched_tokens: u32,
+    /// Bytes for the cache, for example 8G; by default a quarter of the free memory, at most what the context and the
+    /// number of requests can use.
+    #[arg(long, value_parser = units::bytes)]
+    pub kv_cache_memory_bytes: Option<u64>,
+    /// Rounding of intermediate values on the CPU: serving (as GPU engines round) or reference (as the released program).
+    #[arg(long, default_value = "serving", value_parser = profile)]
+    pub numerics: Profile,
+}
+
+fn main_format(name: &str) -> Result<MainFormat, String> {
+    match name {
+        "auto" | "fp8" | "fp8_e4m3" | "fp8_ds_mla" => Ok(MainFormat::Fp8),
+        "bf16" | "bfloat16" => Ok(MainFormat::Bf16),
+        _ => Err("DeepSeek-V4's cache is fp8 (584 bytes an entry) or bf16; use fp8".into()),
+    }
+}
+
+fn index_format(name: &str) -> Result<IndexFormat, String> {
+    match name {
+        "auto" | "fp4" | "mxfp4" => Ok(IndexFormat::Fp4),
+        "fp8" => Ok(IndexFormat::Fp8),
+        "bf16" | "bfloat16" => Ok(IndexFormat::Bf16),
+        _ => Err("index keys are fp4, fp8 or bf16; fp4 is what the model was trained with".into()),
+    }
+}
+
+fn profile(name: &str) -> Result<Profile, String> {
+    Profile::by_name(name).filter(|p| p.rounds()).ok_or_else(|| "numerics are serving or reference".into())
+}
+
+/// A model that answers.
+pub struct Loaded {
+    /// The engine.
+    pub engine: EngineHandle,
+    /// Its tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Name for `/v1/models`.
+    pub name: String,
+    /// Whether it is the embedded tiny model.
+    pub embedded: bool,
+    /// From generation_config.json.
+    pub sampling: SamplingDefaults,
+    /// One line about it.
+    pub summary: String,
+}
+
+/// Opens the model of `args`.
+pub fn open(args: &ModelArgs) -> Result<Loaded> {
+    if args.backend == BackendName::Cuda {
+        bail!("this build has no CUDA backend yet; use --backend cpu");
+    }
+    let (checkpoint, tokenizer, name) = match &args.model {
+        None => {
+            let ckpt = Checkpoint::embedded(tiny::NAME, tiny::CONFIG, tiny::SHARD).context("the embedded model")?;
+            (ckpt, Tokenizer::from_bytes(tiny::TOKENIZER)?, tiny::NAME.to_string())
+        }
+        Some(folder) => {
+            let name = folder.file_name().map_or("model".into(), |n| n.to_string_lossy().into_owned());
+            (open_folder(folder)?, Tokenizer::from_file(folder)?, name)
+        }
+    };
+    if tokenizer.vocab_size() as usize > checkpoint.config.vocab_size {
+        bail!(
+            "tokenizer.json has {} tokens, the model's vocabulary {}; they do not belong together",
+            tokenizer.vocab_size(),
+            checkpoint.config.vocab_size
+        );
+    }
+    let formats = CacheFormats { main: args.kv_cache_dtype, index: args.index_cache_dtype };
+    let model = Model::new(&checkpoint, args.numerics, formats);
+    let options = cpu_options(args, &checkpoint, formats)?;
+    let summary = format!(
+        "{} ({}), {} on {} threads, cache {} main and {} index, {} for it",
+        name,
+        checkpoint.config.describe(),
+        longwave_cpu::simd::level().name(),
+        std::thread::available_parallelism().map_or(1, |n| n.get()),
+        formats.main.name(),
+        formats.index.name(),
+        units::show_bytes(options.cache_bytes),
+    );
+    let engine = handle::start(CpuBackend::new(model, options), EngineOptions::default());
+    Ok(Loaded {
+        engine,
+        tokenizer: Arc::new(tokenizer),
+        name,
+        embedded: args.model.is_none(),
+        sampling: sampling_defaults(args.model.as_deref())?,
+        summary,
+    })
+}
+
+/// Opens a checkpoint folder with a progress bar on the terminal.
+pub fn open_folder(folder: &Path) -> Result<Checkpoint> {
+    let bar = ProgressBar::new(0);
+    let style = "Loading {bar:40} {bytes}/{total_bytes} {eta}";
+    bar.set_style(ProgressStyle::with_template(style).expect("a constant template"));
+    let checkpoint = Checkpoint::open(folder, &mut |p| {
+        bar.set_length(p.total_bytes);
+        bar.set_position(p.done_bytes);
+    });
+    bar.finish_and_clear();
+    Ok(checkpoint?)
+}
+
+/// Sizes of the backend: the cache holds what the requests can use, but not more than a part of the memory.
+fn cpu_options(args: &ModelArgs, ckpt: &Checkpoint, formats: CacheFormats) -> Result<CpuOptions> {
+    let own = ckpt.config.max_position_embeddings;
+    let context = match args.max_model_len {
+        Some(n) if n == 0 || n > own => bail!("--max-model-len {n} must be between 1 and {own}, the model's context"),
+        Some(n) => n,
+        None => own,
+    };
+    let layout = longwave_model::CacheLayout::new(&ckpt.config, formats);
+    let blocks = u64::from(context.div_ceil(longwave_model::geometry::LOGICAL_BLOCK));
+    let one = layout.bytes(layout.long_lived_units()) * blocks + 2 * layout.bytes(layout.sliding_units(0));
+    let useful = one.saturating_mul(u64::from(args.max_num_seqs));
+    let cache_bytes = args.kv_cache_memory_bytes.unwrap_or_else(|| useful.min(free_memory() / 4));
+    Ok(CpuOptions { seats: args.max_num_seqs, step_tokens: args.max_num_batched_tokens, context, cache_bytes })
+}
+
+/// Memory that the system could give us now; 4 GiB where it does not say.
+fn free_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|l| l.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    kib.map_or(4 << 30, |k| k * 1024)
+}
+
+/// Sampling of requests that say nothing: generation_config.json beside the weights, else temperature 1.
+fn sampling_defaults(folder: Option<&Path>) -> Result<SamplingDefaults> {
+    let mut out = SamplingDefaults::default();
+    let Some(folder) = folder else { return Ok(out) };
+    let path = folder.join("generation_config.json");
+    let Ok(text) = std::fs::read_to_string(&path) else { return Ok(out) };
+    let json: serde_json::Value =
+        serde_json::from_str(&text).with_context(|| format!("{} is not valid JSON", path.display()))?;
+    let number = |key: &str| json.get(key).and_then(|v| v.as_f64());
+    if json.get("do_sample").and_then(|v| v.as_bool()) == Some(false) {
+        out.temperature = 0.0;
+    }
+    out.temperature = number("temperature").map_or(out.temperature, |v| v as f32);
+    out.top_p = number("top_p").map_or(out.top_p, |v| v as f32);
+    out.top_k = number("top_k").map_or(out.top_k, |v| v as u32);
+    Ok(out)
+}

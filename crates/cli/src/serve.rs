@@ -1,0 +1,170 @@
+//! `longwave serve`: a model behind HTTP.
+//!
+//! Takes the flags of `vllm serve` that mean something here, so that a command line works by replacing the program's
+//! name; a value without a meaning is an error that says what to use, and a flag without an effect says so once.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use longwave_serve::{App, EngineApi, ServerOptions};
+use longwave_text::{ChatDefaults, Effort};
+
+use crate::load::{self, ModelArgs};
+use crate::units;
+
+/// Arguments of `longwave serve`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Address to listen on.
+    #[arg(long, default_value = "127.0.0.1")]
+    host: String,
+    /// Port to listen on; 0 takes a free one.
+    #[arg(long, default_value_t = 8000)]
+    port: u16,
+    /// Names under which the model is served; the first one is shown by /v1/models.
+    #[arg(long, num_args = 1..)]
+    served_model_name: Vec<String>,
+    /// Largest request body, for example 64M.
+    #[arg(long, default_value = "64M", value_parser = units::bytes)]
+    max_body_bytes: u64,
+    #[command(flatten)]
+    vllm: VllmFlags,
+}
+
+/// Flags of `vllm serve` that have one meaning here.
+#[derive(clap::Args)]
+struct VllmFlags {
+    /// Positions of a logical block; V4's is 256.
+    #[arg(long, hide_short_help = true)]
+    block_size: Option<u32>,
+    /// deepseek_v4 or auto: the prompt format is the model's own.
+    #[arg(long, hide_short_help = true)]
+    tokenizer_mode: Option<String>,
+    /// deepseek_v4: reasoning is always split off.
+    #[arg(long, hide_short_help = true)]
+    reasoning_parser: Option<String>,
+    /// deepseek_v4: tool calls are always parsed.
+    #[arg(long, hide_short_help = true)]
+    tool_call_parser: Option<String>,
+    /// Always on.
+    #[arg(long, hide_short_help = true)]
+    enable_auto_tool_choice: bool,
+    /// Not needed: no code of a checkpoint is ever run.
+    #[arg(long, hide_short_help = true)]
+    trust_remote_code: bool,
+    /// 1 on a CPU.
+    #[arg(long, hide_short_help = true)]
+    tensor_parallel_size: Option<u32>,
+    /// 1 on a CPU.
+    #[arg(long, hide_short_help = true)]
+    data_parallel_size: Option<u32>,
+    /// Without effect on a CPU.
+    #[arg(long, hide_short_help = true)]
+    enable_expert_parallel: bool,
+    /// Without effect on a CPU.
+    #[arg(long, hide_short_help = true)]
+    gpu_memory_utilization: Option<f32>,
+}
+
+impl VllmFlags {
+    /// Refuses values that mean nothing here; returns the notes to print.
+    fn check(&self) -> Result<Vec<&'static str>> {
+        if let Some(n) = self.block_size.filter(|n| *n != 256) {
+            bail!("--block-size {n}: V4's logical block is 256 positions; use 256 or leave the flag out");
+        }
+        let named = [
+            ("--tokenizer-mode", &self.tokenizer_mode),
+            ("--reasoning-parser", &self.reasoning_parser),
+            ("--tool-call-parser", &self.tool_call_parser),
+        ];
+        for (flag, value) in named {
+            if let Some(v) = value.as_deref().filter(|v| !["deepseek_v4", "auto"].contains(v)) {
+                bail!("{flag} {v}: only V4's own format is spoken; use deepseek_v4 or leave the flag out");
+            }
+        }
+        for (flag, value) in
+            [("--tensor-parallel-size", self.tensor_parallel_size), ("--data-parallel-size", self.data_parallel_size)]
+        {
+            if let Some(n) = value.filter(|n| *n != 1) {
+                bail!("{flag} {n}: this backend is one CPU; use 1 or leave the flag out");
+            }
+        }
+        let mut notes = Vec::new();
+        if self.trust_remote_code {
+            notes.push("--trust-remote-code is not needed: Longwave never runs code from a checkpoint");
+        }
+        if self.enable_expert_parallel || self.gpu_memory_utilization.is_some() {
+            notes.push("--enable-expert-parallel and --gpu-memory-utilization have no effect on a CPU");
+        }
+        Ok(notes)
+    }
+}
+
+/// Runs until Ctrl-C or SIGTERM.
+pub fn run(args: Args) -> Result<()> {
+    let started = Instant::now();
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    for note in args.vllm.check()? {
+        tracing::info!("{note}");
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    // The port first: a user should not wait for a model to load only to hear that the port is taken.
+    let mut options = ServerOptions {
+        host: args.host,
+        port: args.port,
+        max_body_bytes: args.max_body_bytes as usize,
+        ..ServerOptions::default()
+    };
+    let listener = runtime.block_on(longwave_serve::bind(&options))?;
+    let model = load::open(&args.model)?;
+    tracing::info!("{}", model.summary);
+
+    options.served_model_names =
+        if args.served_model_name.is_empty() { vec![model.name.clone()] } else { args.served_model_name };
+    options.sampling = model.sampling;
+    if model.embedded {
+        // The tiny model never saw the effort text.
+        options.chat = ChatDefaults { effort: Effort::Low, ..options.chat };
+    }
+    let api = EngineApi::of(&model.engine);
+    let status = model.engine.status();
+    let [large, middle, small] = status.units_total;
+    tracing::info!(
+        "cache pools: {large} large, {middle} middle, {small} small units; context {}",
+        status.limits.context
+    );
+    let app = Arc::new(App::new(options, api, model.tokenizer));
+    let address = listener.local_addr()?;
+    tracing::info!(
+        "ready on http://{address} after {:.2} s (try: curl http://{address}/v1/models)",
+        started.elapsed().as_secs_f64()
+    );
+    runtime.block_on(longwave_serve::run(listener, app, shutdown_signal()))?;
+    model.engine.shutdown();
+    Ok(())
+}
+
+/// Resolves at Ctrl-C or SIGTERM.
+async fn shutdown_signal() {
+    let interrupt = tokio::signal::ctrl_c();
+    #[cfg(unix)]
+    {
+        let terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate());
+        match terminate {
+            Ok(mut terminate) => {
+                tokio::select! {
+                    _ = interrupt => {}
+                    _ = terminate.recv() => {}
+                }
+            }
+            Err(_) => drop(interrupt.await),
+        }
+    }
+    #[cfg(not(unix))]
+    drop(interrupt.await);
+    tracing::info!("finishing the running requests");
+}
