@@ -279,3 +279,21 @@ fn a_prompt_fed_token_by_token_agrees_as_well() {
         assert_eq!(compare_picks(prompt, &ours, &g).2, 0);
     }
 }
+
+/// Profiles R and S round activations where the golden run does not: their distance is reported, and greedy tokens must
+/// agree wherever the gap to the runner-up exceeds the error.
+#[test]
+fn rounding_profiles_stay_close_to_the_unrounded_model() {
+    for profile in [Profile::Reference, Profile::Serving] {
+        for prompt in PROMPTS {
+            let g = read(&format!("{prompt}.cache"));
+            let mut rig = Rig::new(profile, CACHE, 1, g.ids.len() as u32 + 80);
+            let ours = run(&mut rig, &g.ids, g.greedy[0], 4096);
+            let e = compare(&format!("{prompt} {profile:?}"), &ours, &g);
+            assert!(e.logits <= 0.08 && e.mtp <= 0.15, "{prompt} {profile:?}");
+            let same = continuation(&mut rig, &g, &ours, e.logits);
+            println!("{prompt:10} {profile:?}: {same} of {} greedy tokens equal", g.greedy.len());
+            assert!(same >= 56, "{prompt} {profile:?}: {same}");
+        }
+    }
+}

@@ -9,7 +9,7 @@ use longwave_model::{CacheFormats, IndexFormat, MainFormat};
 use crate::rig::{CACHE, EXACT, Rig};
 
 /// Reproducible tokens; no control tokens (ids below 16).
-fn prompt(n: usize, seed: u64) -> Vec<Token> {
+pub fn prompt(n: usize, seed: u64) -> Vec<Token> {
     let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..n)
         .map(|_| {

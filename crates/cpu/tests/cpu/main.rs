@@ -3,3 +3,4 @@
 mod golden;
 mod invariance;
 mod rig;
+mod served;

@@ -1,0 +1,114 @@
+//! The CPU backend under the real engine: scheduling, block tables and tail-only windows change no bit (cases.md M8, M9).
+
+use std::sync::mpsc;
+
+use longwave_cpu::backend::{CpuBackend, CpuOptions};
+use longwave_cpu::forward::Model;
+use longwave_cpu::numerics::Profile;
+use longwave_engine::engine::{Engine, EngineOptions};
+use longwave_engine::request::{Event, FinishReason, Request};
+use longwave_engine::step::{Backend, ReturnLogits, Sampling, Token};
+
+use crate::invariance::prompt;
+use crate::rig::{CACHE, tiny};
+
+fn backend(step_tokens: u32, seats: u32, cache_bytes: u64) -> CpuBackend {
+    let model = Model::new(&tiny(), Profile::Serving, CACHE);
+    CpuBackend::new(model, CpuOptions { seats, step_tokens, context: 4096, cache_bytes })
+}
+
+fn request(prompt: Vec<Token>, max_tokens: u32, seed: u64) -> Request {
+    // Half of the requests sample: their tokens must not depend on the batch either.
+    let sampling = Sampling { temperature: if seed % 2 == 0 { 0.0 } else { 0.8 }, seed, ..Sampling::default() };
+    Request { prompt, max_tokens, min_tokens: 0, stop_tokens: vec![1], sampling, priority: 0, salt: 0, logits: ReturnLogits::All }
+}
+
+#[derive(Default, Clone, PartialEq, Debug)]
+struct Answer {
+    tokens: Vec<Token>,
+    /// Bits of all logits, in order of positions.
+    logits: Vec<u32>,
+}
+
+/// Runs requests to their end; arrivals are spread over the steps.
+fn serve(backend: CpuBackend, options: EngineOptions, requests: &[Request]) -> Vec<Answer> {
+    let mut engine = Engine::new(backend, EngineOptions { paranoid: true, ..options });
+    let (sender, events) = mpsc::channel();
+    let mut queue = requests.iter().enumerate();
+    let mut busy = true;
+    while busy || queue.len() > 0 {
+        for (i, r) in queue.by_ref().take(2) {
+            let sender = sender.clone();
+            engine.submit(r.clone(), Box::new(move |e| sender.send((i, e)).unwrap())).unwrap();
+        }
+        busy = engine.step();
+    }
+    engine.check_integrity().unwrap();
+    let status = engine.status();
+    assert_eq!(status.units_used, [0; 3], "all blocks are home");
+    let mut answers = vec![Answer::default(); requests.len()];
+    let mut finished = 0;
+    for (i, event) in events.try_iter() {
+        match event {
+            Event::Tokens { tokens, .. } => answers[i].tokens.extend(tokens),
+            Event::Logits { logits, .. } => answers[i].logits.extend(logits.iter().map(|v| v.to_bits())),
+            Event::Finished { reason, .. } => {
+                assert!(matches!(reason, FinishReason::Stop(_) | FinishReason::Length), "{reason:?}");
+                finished += 1;
+            }
+            Event::Scheduled { .. } => {}
+        }
+    }
+    assert_eq!(finished, requests.len());
+    answers
+}
+
+#[test]
+fn seventeen_mixed_requests_equal_their_solo_runs() {
+    let lengths = [1, 2, 3, 4, 5, 64, 65, 127, 128, 129, 255, 256, 257, 300, 511, 513, 700];
+    let requests: Vec<Request> = lengths.iter().enumerate().map(|(i, &n)| request(prompt(n, 50 + i as u64), 12 + i as u32, i as u64)).collect();
+    let alone: Vec<Answer> = requests.iter().map(|r| serve(backend(4096, 1, 64 << 20), EngineOptions::default(), std::slice::from_ref(r)).remove(0)).collect();
+    assert!(alone.iter().all(|a| !a.tokens.is_empty() && !a.logits.is_empty()));
+    // A small token budget mixes decodes with prefill chunks; a pool that is too small for all makes some wait.
+    for (budget, seats, bytes) in [(96, 17, 256 << 20), (33, 5, 24 << 20), (512, 17, 48 << 20)] {
+        let together = serve(backend(budget, seats, bytes), EngineOptions::default(), &requests);
+        for (i, (a, b)) in alone.iter().zip(&together).enumerate() {
+            assert!(a == b, "request {i} of {} tokens, budget {budget}", lengths[i]);
+        }
+    }
+}
+
+#[test]
+fn chunk_limits_of_the_engine_change_nothing() {
+    let r = request(prompt(600, 3), 20, 7);
+    let whole = serve(backend(4096, 1, 64 << 20), EngineOptions::default(), std::slice::from_ref(&r));
+    for chunk in [1, 5, 64, 129, 256] {
+        let options = EngineOptions { max_chunk_tokens: Some(chunk), ..EngineOptions::default() };
+        assert!(whole == serve(backend(4096, 1, 64 << 20), options, std::slice::from_ref(&r)), "chunks of {chunk}");
+    }
+}
+
+#[test]
+fn a_step_with_an_unmapped_block_is_refused_before_anything_changes() {
+    use longwave_engine::step::{BackendError, Seat, SeqStep, Step};
+    let mut b = backend(64, 2, 64 << 20);
+    let seq = SeqStep {
+        seat: Seat(0),
+        fresh: true,
+        start: 0,
+        tokens: 0..4,
+        drafts: 0,
+        writes: 0..0,
+        sample: None,
+        want_drafts: 0,
+        logits: ReturnLogits::No,
+    };
+    let step = Step { number: 1, tokens: vec![20; 4], seqs: vec![seq.clone()], ..Step::default() };
+    let error = b.submit(step.clone()).unwrap_err();
+    assert!(matches!(&error, BackendError::BadStep { what, .. } if what.contains("not mapped")), "{error}");
+    let twice = Step { seqs: vec![seq.clone(), seq], ..step.clone() };
+    assert!(b.submit(twice).unwrap_err().to_string().contains("twice"));
+    let mut wrong = step;
+    wrong.tokens[2] = 2432;
+    assert!(b.submit(wrong).is_err());
+}
