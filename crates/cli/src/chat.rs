@@ -39,6 +39,8 @@ pub struct Args {
     stats: bool,
 }
 
+/// An answer is streaming: Ctrl-C stops it instead of the program.
+static ANSWERING: AtomicBool = AtomicBool::new(false);
 /// Set by Ctrl-C while an answer streams.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -62,7 +64,6 @@ pub fn run(args: Args) -> Result<()> {
         if tty {
             eprint!("> ");
         }
-        INTERRUPTED.store(false, Ordering::SeqCst);
         let Some(line) = lines.next() else { return Ok(()) };
         match line?.trim() {
             "" if tty => continue,
@@ -73,7 +74,11 @@ pub fn run(args: Args) -> Result<()> {
             }
             text => {
                 messages.push(json!({"role": "user", "content": text}));
-                match answer(&model, &args, &messages) {
+                INTERRUPTED.store(false, Ordering::SeqCst);
+                ANSWERING.store(true, Ordering::SeqCst);
+                let answered = answer(&model, &args, &messages);
+                ANSWERING.store(false, Ordering::SeqCst);
+                match answered {
                     Ok(reply) => messages.push(reply),
                     Err(error) => {
                         // The question stays answerable: the conversation is as it was before it.
@@ -122,7 +127,7 @@ fn answer(model: &Loaded, args: &Args, messages: &[Value]) -> Result<Value> {
     let mut out = Vec::new();
     let mut first_token = None;
     loop {
-        if INTERRUPTED.swap(false, Ordering::SeqCst) {
+        if INTERRUPTED.load(Ordering::SeqCst) {
             model.engine.cancel(id);
         }
         let event = match events.recv_timeout(Duration::from_millis(50)) {
@@ -220,13 +225,14 @@ impl Shown {
     }
 }
 
-/// Ctrl-C stops the answer that streams; a second one within it, or one at the prompt, ends the program.
+/// Ctrl-C stops the answer that streams; a second one before it has ended, or one at the prompt, ends the program.
 fn watch_interrupts() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     std::thread::Builder::new().name("interrupts".into()).spawn(move || {
         runtime.block_on(async {
             while tokio::signal::ctrl_c().await.is_ok() {
-                if INTERRUPTED.swap(true, Ordering::SeqCst) {
+                if !ANSWERING.load(Ordering::SeqCst) || INTERRUPTED.swap(true, Ordering::SeqCst) {
+                    eprintln!();
                     std::process::exit(130);
                 }
             }

@@ -224,6 +224,13 @@ impl Checkpoint {
         Err(CheckpointError::Tensors { total, faults })
     }
 
+    /// One tensor of a shard in memory, unchecked, for tests of ops on stored weights.
+    pub fn loose_tensor(shard: &'static [u8], name: &str) -> Option<Tensor> {
+        let mut tensors = HashMap::new();
+        add_shard("memory", ShardBytes::Static(shard), &mut tensors).ok()?;
+        tensors.remove(name)
+    }
+
     /// A tensor of the configuration. Panics on a name that `tensors::all` does not list: that is a bug, every listed
     /// tensor was checked at opening.
     pub fn tensor(&self, name: &str) -> Tensor {

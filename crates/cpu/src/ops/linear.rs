@@ -352,3 +352,98 @@ fn few_rows<V: Lanes, R: StoredRows>(x: &[f32], k: usize, n: usize, out: &mut [f
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use longwave_model::formats::{e2m1, e4m3};
+    use longwave_model::Checkpoint;
+
+    fn numbers(n: usize, seed: u64) -> Vec<f32> {
+        let mut s = seed | 1;
+        let step = |s: &mut u64| {
+            *s ^= *s << 13;
+            *s ^= *s >> 7;
+            *s ^= *s << 17;
+            (*s >> 40) as f32 / 8_388_608.0 - 1.0
+        };
+        (0..n).map(|_| step(&mut s)).collect()
+    }
+
+    /// A checkpoint is the only source of tensors; this one holds what a test asks for.
+    fn tensors(parts: &[(&str, safetensors::Dtype, Vec<usize>, Vec<u8>)]) -> Vec<Tensor> {
+        let views = parts.iter().map(|(n, d, s, b)| (n.to_string(), safetensors::tensor::TensorView::new(*d, s.clone(), b).unwrap()));
+        let bytes: &'static [u8] = safetensors::serialize(views, None).unwrap().leak();
+        parts.iter().map(|(n, ..)| Checkpoint::loose_tensor(bytes, n).unwrap()).collect()
+    }
+
+    fn check(w: &Matrix, dense: &[f64]) {
+        let (rows, cols) = w.shape();
+        for tokens in [1, 3, 8, 21, 64] {
+            let x = numbers(tokens * cols, 99 + tokens as u64);
+            let mut out = vec![f32::NAN; tokens * rows];
+            linear(&x, w, &mut out);
+            for t in 0..tokens {
+                // One token alone has the same bits as in company.
+                let mut alone = vec![f32::NAN; rows];
+                linear(&x[t * cols..(t + 1) * cols], w, &mut alone);
+                assert_eq!(alone, out[t * rows..(t + 1) * rows]);
+                for r in 0..rows {
+                    let want: f64 = (0..cols).map(|c| dense[r * cols + c] * f64::from(x[t * cols + c])).sum();
+                    let size: f64 = (0..cols).map(|c| (dense[r * cols + c] * f64::from(x[t * cols + c])).abs()).sum();
+                    assert!((f64::from(out[t * rows + r]) - want).abs() <= size * 1e-6, "{tokens} tokens, row {r}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn fp8_with_power_of_two_and_with_float_scales() {
+        let (rows, cols) = (257usize, 384usize);
+        let codes: Vec<u8> = (0..rows * cols).map(|i| (i * 37 % 256) as u8).map(|c| if c & 0x7f == 0x7f { 0 } else { c }).collect();
+        let blocks = rows.div_ceil(128) * 3;
+        let bytes: Vec<u8> = (0..blocks).map(|i| 120 + i as u8).collect();
+        // Base checkpoints keep float scales; these are no powers of two.
+        let floats: Vec<f32> = (0..blocks).map(|i| 0.013 * (i as f32 + 1.0)).collect();
+        let t = tensors(&[
+            ("codes", safetensors::Dtype::F8_E4M3, vec![rows, cols], codes.clone()),
+            ("e8m0", safetensors::Dtype::F8_E8M0, vec![rows.div_ceil(128), 3], bytes.clone()),
+            ("f32", safetensors::Dtype::F32, vec![rows.div_ceil(128), 3], floats.iter().flat_map(|f| f.to_le_bytes()).collect()),
+        ]);
+        let scaled = |s: &dyn Fn(usize) -> f64| -> Vec<f64> {
+            (0..rows * cols).map(|i| f64::from(e4m3::decode(codes[i])) * s(i / cols / 128 * 3 + i % cols / 128)).collect()
+        };
+        check(&Matrix::scaled(t[0].clone(), t[1].clone()), &scaled(&|b| f64::from(ue8m0::value(bytes[b]))));
+        check(&Matrix::scaled(t[0].clone(), t[2].clone()), &scaled(&|b| f64::from(floats[b])));
+    }
+
+    #[test]
+    fn packed_fp4_low_nibble_first_with_groups_of_32() {
+        let (rows, cols) = (48, 256);
+        let packed: Vec<u8> = (0..rows * cols / 2).map(|i| (i * 91 % 256) as u8).collect();
+        let scales: Vec<u8> = (0..rows * cols / 32).map(|i| 118 + (i % 11) as u8).collect();
+        let t = tensors(&[
+            ("codes", safetensors::Dtype::I8, vec![rows, cols / 2], packed.clone()),
+            ("scales", safetensors::Dtype::F8_E8M0, vec![rows, cols / 32], scales.clone()),
+        ]);
+        let dense: Vec<f64> = (0..rows * cols)
+            .map(|i| {
+                let byte = packed[i / 2];
+                let code = if i % 2 == 0 { byte & 15 } else { byte >> 4 };
+                f64::from(e2m1::decode(code)) * f64::from(ue8m0::value(scales[i / 32]))
+            })
+            .collect();
+        check(&Matrix::scaled(t[0].clone(), t[1].clone()), &dense);
+    }
+
+    #[test]
+    fn bf16_and_f32() {
+        let (rows, cols) = (33, 128);
+        let values = numbers(rows * cols, 5);
+        check(&Matrix::from_f32(values.clone(), rows, cols), &values.iter().map(|v| f64::from(*v)).collect::<Vec<_>>());
+        let bits: Vec<u8> = values.iter().flat_map(|v| longwave_model::formats::bf16_bits(*v).to_le_bytes()).collect();
+        let t = tensors(&[("w", safetensors::Dtype::BF16, vec![rows, cols], bits)]);
+        let rounded: Vec<f64> = values.iter().map(|v| f64::from(longwave_model::formats::round_bf16(*v))).collect();
+        check(&Matrix::plain(t[0].clone()), &rounded);
+    }
+}

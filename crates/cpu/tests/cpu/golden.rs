@@ -297,3 +297,26 @@ fn rounding_profiles_stay_close_to_the_unrounded_model() {
         }
     }
 }
+
+/// Every combination of cache formats stays near the unrounded model, and finer formats are not further away.
+#[test]
+fn all_cache_formats_stay_close_to_the_unrounded_model() {
+    use longwave_model::{IndexFormat, MainFormat};
+    for prompt in ["text300", "needle2000"] {
+        let g = read(&format!("{prompt}.exact"));
+        let mut errors = Vec::new();
+        for main in [MainFormat::F32, MainFormat::Bf16, MainFormat::Fp8] {
+            for index in [IndexFormat::F32, IndexFormat::Bf16, IndexFormat::Fp8, IndexFormat::Fp4] {
+                let mut rig = Rig::new(Profile::Exact, CacheFormats { main, index }, 1, g.ids.len() as u32);
+                let streams = rig.batch(&[(0, 0, &g.ids, 0)], None);
+                let last: Vec<usize> = (g.ids.len() - 8..g.ids.len()).collect();
+                let e = error(&rig.logits(&streams, &last), &g.f["logits_last"].1);
+                println!("{prompt:10} main {:4} index {:4}: logits {e:.2e}", main.name(), index.name());
+                assert!(e <= 0.08, "{main:?} {index:?}");
+                errors.push(e);
+            }
+        }
+        assert!(errors[0] <= 1e-5, "unrounded");
+        assert!(errors[5] <= 2e-2, "bf16 and bf16");
+    }
+}
