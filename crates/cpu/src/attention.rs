@@ -112,7 +112,7 @@ fn angles(model: &Model, kind: LayerKind, seqs: &[Rows], t: usize) -> Vec<Angles
 }
 
 /// `rmsnorm(W x)` per row.
-fn projected_norm(model: &Model, x: &[f32], w: &crate::ops::linear::Matrix, norm: &[f32]) -> Buffer {
+fn projected_norm(model: &Model, x: &[f32], w: &crate::ops::matrix::Matrix, norm: &[f32]) -> Buffer {
     let n = norm.len();
     let mut y = model.scratch.take(x.len() / w.shape().1 * n);
     linear(x, w, &mut y);

@@ -6,7 +6,7 @@
 use longwave_model::config::LayerKind;
 use longwave_model::{Checkpoint, ModelConfig};
 
-use crate::ops::linear::Matrix;
+use crate::ops::matrix::Matrix;
 use crate::ops::mhc::Site;
 
 /// A mixing site: `fn` and its constants.

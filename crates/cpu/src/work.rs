@@ -3,7 +3,7 @@
 use longwave_model::config::LayerKind;
 
 use crate::forward::Model;
-use crate::ops::linear::Matrix;
+use crate::ops::matrix::Matrix;
 use crate::weights::{Block, Expert};
 
 fn expert(e: &Expert) -> [&Matrix; 3] {

@@ -5,121 +5,12 @@
 
 use std::cell::RefCell;
 
-use longwave_model::checkpoint::Tensor;
-use longwave_model::formats::ue8m0;
-use longwave_model::tensors::DType;
 use rayon::prelude::*;
 
 use super::dots::{row, tile};
+use super::matrix::{Bf16Rows, Data, F32Rows, Fp4Rows, Fp8Rows, Matrix, StoredRows};
 use crate::dispatch;
 use crate::simd::Lanes;
-
-/// A weight matrix `[rows, cols]` as it is stored.
-pub struct Matrix {
-    rows: usize,
-    cols: usize,
-    data: Data,
-}
-
-enum Data {
-    F32(Vec<f32>),
-    Bf16(Tensor),
-    /// e4m3 with one scale per 128 x 128 block.
-    Fp8 {
-        codes: Tensor,
-        scales: Vec<f32>,
-    },
-    /// e2m1 with one ue8m0 byte per 32 columns.
-    Fp4 {
-        codes: Tensor,
-        scales: Tensor,
-    },
-}
-
-impl Matrix {
-    /// A matrix of f32 values, `[rows, cols]`; `cols` is a multiple of 16.
-    pub fn from_f32(values: Vec<f32>, rows: usize, cols: usize) -> Matrix {
-        assert_eq!(values.len(), rows * cols);
-        assert!(cols.is_multiple_of(16));
-        Matrix { rows, cols, data: Data::F32(values) }
-    }
-
-    /// A bf16 or f32 tensor, used where it lies.
-    pub fn plain(t: Tensor) -> Matrix {
-        let (rows, cols) = (t.shape[0], t.shape[1]);
-        let data = if t.dtype == DType::F32 { Data::F32(t.to_f32()) } else { Data::Bf16(t) };
-        assert!(cols.is_multiple_of(16));
-        Matrix { rows, cols, data }
-    }
-
-    /// An FP8 or FP4 tensor with its scales; which one follows from the dtype.
-    pub fn scaled(codes: Tensor, scales: Tensor) -> Matrix {
-        let rows = codes.shape[0];
-        if codes.dtype == DType::I8 {
-            let cols = 2 * codes.shape[1];
-            assert_eq!(scales.dtype, DType::F8E8M0, "fp4 experts have ue8m0 scales");
-            return Matrix { rows, cols, data: Data::Fp4 { codes, scales } };
-        }
-        let cols = codes.shape[1];
-        let scales = match scales.dtype {
-            DType::F8E8M0 => scales.bytes().iter().map(|&b| ue8m0::value(b)).collect(),
-            _ => scales.to_f32(),
-        };
-        Matrix { rows, cols, data: Data::Fp8 { codes, scales } }
-    }
-
-    /// `(rows, cols)`.
-    pub fn shape(&self) -> (usize, usize) {
-        (self.rows, self.cols)
-    }
-
-    /// Bytes that one pass over the weights reads.
-    pub fn bytes(&self) -> usize {
-        match &self.data {
-            Data::F32(v) => 4 * v.len(),
-            Data::Bf16(t) => t.bytes().len(),
-            Data::Fp8 { codes, scales } => codes.bytes().len() + 4 * scales.len(),
-            Data::Fp4 { codes, scales } => codes.bytes().len() + scales.bytes().len(),
-        }
-    }
-
-    /// Whether inputs are quantised to FP8 before the product (model.md 2.3).
-    pub fn quantises_input(&self) -> bool {
-        matches!(self.data, Data::Fp8 { .. } | Data::Fp4 { .. })
-    }
-
-    /// Widens row `row` into `out`.
-    #[inline(always)]
-    pub(crate) fn widen<V: Lanes>(&self, row: usize, out: &mut [f32]) {
-        let n = self.cols / 16;
-        let out = &mut out.as_chunks_mut::<16>().0[..n];
-        // One match per row instead of one per chunk.
-        match &self.data {
-            Data::F32(v) => out.as_flattened_mut().copy_from_slice(&v[row * self.cols..(row + 1) * self.cols]),
-            Data::Bf16(t) => {
-                let src = t.bytes()[2 * row * self.cols..2 * (row + 1) * self.cols].as_chunks::<32>().0;
-                for (o, s) in out.iter_mut().zip(src) {
-                    V::load_bf16(s).store(o);
-                }
-            }
-            Data::Fp8 { codes, scales } => {
-                let src = codes.bytes()[row * self.cols..(row + 1) * self.cols].as_chunks::<16>().0;
-                let blocks = self.cols.div_ceil(128);
-                let scales = &scales[(row / 128) * blocks..][..blocks];
-                for (c, (o, s)) in out.iter_mut().zip(src).enumerate() {
-                    V::load_e4m3(s).mul(V::splat(scales[c / 8])).store(o);
-                }
-            }
-            Data::Fp4 { codes, scales } => {
-                let src = codes.bytes()[row * self.cols / 2..(row + 1) * self.cols / 2].as_chunks::<8>().0;
-                let scales = &scales.bytes()[row * self.cols / 32..][..self.cols / 32];
-                for (c, (o, s)) in out.iter_mut().zip(src).enumerate() {
-                    V::load_e2m1(s).mul(V::splat(ue8m0::value(scales[c / 2]))).store(o);
-                }
-            }
-        }
-    }
-}
 
 /// Row `row` of an embedding table, widened.
 pub fn embed(table: &Matrix, row: usize, out: &mut [f32]) {
@@ -241,92 +132,6 @@ fn few_body<V: Lanes>(x: &[f32], w: &Matrix, first: usize, n: usize, out: &mut [
     }
 }
 
-/// Stored rows of one format, sixteen values at a time.
-trait StoredRows: Copy {
-    /// What one row is read from.
-    type Row: Copy;
-    fn row(self, i: usize) -> Self::Row;
-    fn chunk<V: Lanes>(row: Self::Row, c: usize) -> V;
-}
-
-#[derive(Clone, Copy)]
-struct F32Rows<'w> {
-    v: &'w [f32],
-    k: usize,
-}
-
-impl<'w> StoredRows for F32Rows<'w> {
-    type Row = &'w [[f32; 16]];
-    #[inline(always)]
-    fn row(self, i: usize) -> Self::Row {
-        self.v[i * self.k..(i + 1) * self.k].as_chunks::<16>().0
-    }
-    #[inline(always)]
-    fn chunk<V: Lanes>(row: Self::Row, c: usize) -> V {
-        V::load(&row[c])
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Bf16Rows<'w> {
-    v: &'w [u8],
-    k: usize,
-}
-
-impl<'w> StoredRows for Bf16Rows<'w> {
-    type Row = &'w [[u8; 32]];
-    #[inline(always)]
-    fn row(self, i: usize) -> Self::Row {
-        self.v[2 * i * self.k..2 * (i + 1) * self.k].as_chunks::<32>().0
-    }
-    #[inline(always)]
-    fn chunk<V: Lanes>(row: Self::Row, c: usize) -> V {
-        V::load_bf16(&row[c])
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Fp8Rows<'w> {
-    v: &'w [u8],
-    scales: &'w [f32],
-    k: usize,
-    first: usize,
-}
-
-impl<'w> StoredRows for Fp8Rows<'w> {
-    type Row = (&'w [[u8; 16]], &'w [f32]);
-    #[inline(always)]
-    fn row(self, i: usize) -> Self::Row {
-        let blocks = self.k.div_ceil(128);
-        let codes = self.v[i * self.k..(i + 1) * self.k].as_chunks::<16>().0;
-        (codes, &self.scales[(self.first + i) / 128 * blocks..][..blocks])
-    }
-    #[inline(always)]
-    fn chunk<V: Lanes>(row: Self::Row, c: usize) -> V {
-        V::load_e4m3(&row.0[c]).mul(V::splat(row.1[c / 8]))
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Fp4Rows<'w> {
-    v: &'w [u8],
-    scales: &'w [u8],
-    k: usize,
-}
-
-impl<'w> StoredRows for Fp4Rows<'w> {
-    type Row = (&'w [[u8; 8]], &'w [u8]);
-    #[inline(always)]
-    fn row(self, i: usize) -> Self::Row {
-        let codes = self.v[i * self.k / 2..(i + 1) * self.k / 2].as_chunks::<8>().0;
-        (codes, &self.scales[i * self.k / 32..(i + 1) * self.k / 32])
-    }
-    #[inline(always)]
-    fn chunk<V: Lanes>(row: Self::Row, c: usize) -> V {
-        V::load_e2m1(&row.0[c]).mul(V::splat(ue8m0::value(row.1[c / 2])))
-    }
-}
-
 #[inline(always)]
 fn few_rows<V: Lanes, R: StoredRows>(x: &[f32], k: usize, n: usize, out: &mut [f32], stored: R) {
     for block in (0..n).step_by(16) {
@@ -356,8 +161,9 @@ fn few_rows<V: Lanes, R: StoredRows>(x: &[f32], k: usize, n: usize, out: &mut [f
 #[cfg(test)]
 mod tests {
     use super::*;
-    use longwave_model::formats::{e2m1, e4m3};
     use longwave_model::Checkpoint;
+    use longwave_model::checkpoint::Tensor;
+    use longwave_model::formats::{e2m1, e4m3, ue8m0};
 
     fn numbers(n: usize, seed: u64) -> Vec<f32> {
         let mut s = seed | 1;
@@ -372,7 +178,9 @@ mod tests {
 
     /// A checkpoint is the only source of tensors; this one holds what a test asks for.
     fn tensors(parts: &[(&str, safetensors::Dtype, Vec<usize>, Vec<u8>)]) -> Vec<Tensor> {
-        let views = parts.iter().map(|(n, d, s, b)| (n.to_string(), safetensors::tensor::TensorView::new(*d, s.clone(), b).unwrap()));
+        let views = parts
+            .iter()
+            .map(|(n, d, s, b)| (n.to_string(), safetensors::tensor::TensorView::new(*d, s.clone(), b).unwrap()));
         let bytes: &'static [u8] = safetensors::serialize(views, None).unwrap().leak();
         parts.iter().map(|(n, ..)| Checkpoint::loose_tensor(bytes, n).unwrap()).collect()
     }
@@ -400,7 +208,8 @@ mod tests {
     #[test]
     fn fp8_with_power_of_two_and_with_float_scales() {
         let (rows, cols) = (257usize, 384usize);
-        let codes: Vec<u8> = (0..rows * cols).map(|i| (i * 37 % 256) as u8).map(|c| if c & 0x7f == 0x7f { 0 } else { c }).collect();
+        let codes: Vec<u8> =
+            (0..rows * cols).map(|i| (i * 37 % 256) as u8).map(|c| if c & 0x7f == 0x7f { 0 } else { c }).collect();
         let blocks = rows.div_ceil(128) * 3;
         let bytes: Vec<u8> = (0..blocks).map(|i| 120 + i as u8).collect();
         // Base checkpoints keep float scales; these are no powers of two.
@@ -408,10 +217,17 @@ mod tests {
         let t = tensors(&[
             ("codes", safetensors::Dtype::F8_E4M3, vec![rows, cols], codes.clone()),
             ("e8m0", safetensors::Dtype::F8_E8M0, vec![rows.div_ceil(128), 3], bytes.clone()),
-            ("f32", safetensors::Dtype::F32, vec![rows.div_ceil(128), 3], floats.iter().flat_map(|f| f.to_le_bytes()).collect()),
+            (
+                "f32",
+                safetensors::Dtype::F32,
+                vec![rows.div_ceil(128), 3],
+                floats.iter().flat_map(|f| f.to_le_bytes()).collect(),
+            ),
         ]);
         let scaled = |s: &dyn Fn(usize) -> f64| -> Vec<f64> {
-            (0..rows * cols).map(|i| f64::from(e4m3::decode(codes[i])) * s(i / cols / 128 * 3 + i % cols / 128)).collect()
+            (0..rows * cols)
+                .map(|i| f64::from(e4m3::decode(codes[i])) * s(i / cols / 128 * 3 + i % cols / 128))
+                .collect()
         };
         check(&Matrix::scaled(t[0].clone(), t[1].clone()), &scaled(&|b| f64::from(ue8m0::value(bytes[b]))));
         check(&Matrix::scaled(t[0].clone(), t[2].clone()), &scaled(&|b| f64::from(floats[b])));

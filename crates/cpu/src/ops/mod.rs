@@ -10,6 +10,7 @@ pub mod expert;
 pub mod hadamard;
 pub mod index;
 pub mod linear;
+pub mod matrix;
 pub mod mhc;
 pub mod norm;
 pub mod rope;

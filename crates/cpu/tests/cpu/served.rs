@@ -20,7 +20,16 @@ fn backend(step_tokens: u32, seats: u32, cache_bytes: u64) -> CpuBackend {
 fn request(prompt: Vec<Token>, max_tokens: u32, seed: u64) -> Request {
     // Half of the requests sample: their tokens must not depend on the batch either.
     let sampling = Sampling { temperature: if seed % 2 == 0 { 0.0 } else { 0.8 }, seed, ..Sampling::default() };
-    Request { prompt, max_tokens, min_tokens: 0, stop_tokens: vec![1], sampling, priority: 0, salt: 0, logits: ReturnLogits::All }
+    Request {
+        prompt,
+        max_tokens,
+        min_tokens: 0,
+        stop_tokens: vec![1],
+        sampling,
+        priority: 0,
+        salt: 0,
+        logits: ReturnLogits::All,
+    }
 }
 
 #[derive(Default, Clone, PartialEq, Debug)]
@@ -66,8 +75,12 @@ fn serve(backend: CpuBackend, options: EngineOptions, requests: &[Request]) -> V
 #[test]
 fn seventeen_mixed_requests_equal_their_solo_runs() {
     let lengths = [1, 2, 3, 4, 5, 64, 65, 127, 128, 129, 255, 256, 257, 300, 511, 513, 700];
-    let requests: Vec<Request> = lengths.iter().enumerate().map(|(i, &n)| request(prompt(n, 50 + i as u64), 12 + i as u32, i as u64)).collect();
-    let alone: Vec<Answer> = requests.iter().map(|r| serve(backend(4096, 1, 64 << 20), EngineOptions::default(), std::slice::from_ref(r)).remove(0)).collect();
+    let requests: Vec<Request> =
+        lengths.iter().enumerate().map(|(i, &n)| request(prompt(n, 50 + i as u64), 12 + i as u32, i as u64)).collect();
+    let alone: Vec<Answer> = requests
+        .iter()
+        .map(|r| serve(backend(4096, 1, 64 << 20), EngineOptions::default(), std::slice::from_ref(r)).remove(0))
+        .collect();
     assert!(alone.iter().all(|a| !a.tokens.is_empty() && !a.logits.is_empty()));
     // A small token budget mixes decodes with prefill chunks; a pool that is too small for all makes some wait.
     for (budget, seats, bytes) in [(96, 17, 256 << 20), (33, 5, 24 << 20), (512, 17, 48 << 20)] {
