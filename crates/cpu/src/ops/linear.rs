@@ -22,7 +22,7 @@ thread_local! {
 }
 
 /// Below this many multiply-adds a product runs on the calling thread.
-const SERIAL: usize = 1 << 18;
+const SERIAL: usize = 1 << 16;
 /// Tokens from which weights are widened to f32 once and reused.
 const MANY: usize = 8;
 /// Rows of a weight block.
