@@ -115,3 +115,39 @@ fn reachable<'a>(metadata: &'a Value, start: &'a str) -> BTreeSet<&'a str> {
     }
     packages.filter(|package| seen.contains(text(package, "id"))).map(|package| text(package, "name")).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn wrong_arrows_and_hidden_runtimes_are_found() {
+        let manifest =
+            "[package]\nname = \"longwave-engine\"\n[dependencies]\nlongwave-cpu.workspace = true\nhelper = \"1\"\n";
+        let path = "crates/engine/Cargo.toml".to_owned();
+        let files = [TrackedFile { path, bytes: 0, text: Some(manifest.to_owned()) }];
+        let dependency = |pkg: &str, kind: Value| json!({"pkg": pkg, "dep_kinds": [{"kind": kind}]});
+        let metadata = json!({
+            "packages": [
+                {"id": "engine", "name": "longwave-engine", "source": null, "dependencies": [
+                    {"name": "longwave-cpu", "kind": null}, {"name": "helper", "kind": "dev"},
+                ]},
+                {"id": "helper", "name": "helper", "source": "registry", "dependencies": []},
+                {"id": "tokio", "name": "tokio", "source": "registry", "dependencies": []},
+                {"id": "axum", "name": "axum", "source": "registry", "dependencies": []},
+            ],
+            "resolve": {"nodes": [
+                {"id": "engine", "deps": [dependency("helper", json!("dev"))]},
+                {"id": "helper", "deps": [dependency("tokio", json!(null)), dependency("axum", json!("dev"))]},
+            ]},
+        });
+        let mut report = Report::default();
+        check(&files, &metadata, &mut report);
+        let lines: Vec<String> = report.faults.iter().map(|fault| fault.to_string()).collect();
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert!(lines[0].starts_with("crates/engine/Cargo.toml:4: longwave-engine must not use longwave-cpu"));
+        assert!(lines[1].starts_with("crates/engine/Cargo.toml:1: longwave-engine pulls in tokio"));
+    }
+}
