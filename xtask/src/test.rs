@@ -51,7 +51,11 @@ fn openai_client() -> Result<(), Failure> {
     let folder = root().join("tests/clients");
     let python = python("clients", &folder.join("requirements.txt"))?;
     let server = Server::start()?;
-    run_command(Command::new(python).arg(folder.join("openai_chat.py")).arg(format!("{}/v1", server.address)))
+    let base = format!("{}/v1", server.address);
+    run_command(Command::new(&python).arg(folder.join("openai_chat.py")).arg(&base))?;
+    // Facts in 8K tokens of prose that the model itself writes first; seeds make every run the same.
+    let needle = ["--tokens", "8192", "--questions", "4"];
+    run_command(Command::new(python).arg(folder.join("needle.py")).arg(&base).args(needle))
 }
 
 /// A running `longwave serve`; dropping it ends it.

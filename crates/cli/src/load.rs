@@ -1,4 +1,5 @@
 //! Opening a model for `serve` and `chat`: the embedded tiny checkpoint or a folder, with a progress bar.
+//! Assumes one model per process. Refuses options that do not fit the model or this build, before anything is loaded.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

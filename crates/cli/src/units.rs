@@ -1,4 +1,5 @@
 //! Numbers with units, as people type and read them.
+//! Sizes and token counts are binary (K = 1,024). Refuses what is not a number with a known suffix.
 
 /// Parses a size in bytes: `4G`, `512MiB`, `1000000`. Suffixes are binary.
 pub fn bytes(text: &str) -> Result<u64, String> {

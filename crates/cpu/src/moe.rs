@@ -1,4 +1,5 @@
 //! Mixture of experts over a batch (model.md 7): rows are grouped by expert, results added in the order of choice.
+//! The sum over experts has the order of the choice, so it does not depend on which other rows share an expert.
 
 use longwave_engine::step::Token;
 use rayon::prelude::*;

@@ -1,4 +1,5 @@
 //! Which intermediate values are rounded: the profiles of model.md 0.3 and one without any rounding.
+//! Assumes finite values; scales come from `longwave_model::formats`, whose tables these roundings equal.
 
 use longwave_model::formats::{bf16_value, round_bf16, ue8m0};
 

@@ -1,4 +1,5 @@
 //! How much work a token is: bytes of weights read and floating-point operations, for benches and pictures.
+//! Counts products only; norms, roundings and softmax are left out, so shares of a peak are understated.
 
 use longwave_model::config::LayerKind;
 

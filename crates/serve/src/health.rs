@@ -1,4 +1,5 @@
 //! GET /health, /ready and /version.
+//! Bad health means that the engine takes no more requests; it is asked at every call, nothing is cached.
 
 use std::sync::Arc;
 

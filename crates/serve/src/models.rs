@@ -1,4 +1,5 @@
 //! GET /v1/models and the names under which the model answers.
+//! Names match in any case and with a `[1m]` suffix; an unknown name is a 404 that lists the served ones.
 
 use std::sync::Arc;
 

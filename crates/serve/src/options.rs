@@ -1,4 +1,5 @@
 //! Options of the server. Plain data, filled by the command line.
+//! Assumes values that were checked where they were typed; the defaults serve on this machine only.
 
 use longwave_text::ChatDefaults;
 

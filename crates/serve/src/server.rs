@@ -1,4 +1,5 @@
 //! The server: shared state, routes, binding, shutdown.
+//! Assumes an engine and a tokenizer that belong together. Refuses to start on a port that is taken.
 
 use std::future::Future;
 use std::io;

@@ -1,4 +1,5 @@
 //! The clamped SwiGLU of an expert (model.md 7.2), routed and shared alike.
+//! The gate is clamped from above only, before silu; the router weight is applied before the down projection.
 
 use crate::dispatch;
 use crate::numerics::Profile;

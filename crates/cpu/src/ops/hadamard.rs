@@ -1,4 +1,5 @@
 //! Hadamard rotation of the 128-wide indexer vectors (model.md 3.4), after RoPE.
+//! Assumes exactly 128 channels. Queries and keys are both rotated, so scores change by rounding only.
 
 /// `y = H x / sqrt(128)` with the Sylvester matrix, f32 butterflies, in place.
 pub fn hadamard(x: &mut [f32]) {

@@ -1,4 +1,5 @@
 //! Indexer scores and the exact top-k (model.md 6.5), streamed over the keys: no score row of a whole context exists.
+//! Future entries are never offered, so nothing has to be masked; among equal scores the lower entry wins.
 
 use super::dots::products;
 use crate::dispatch;

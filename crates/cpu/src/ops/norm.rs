@@ -1,4 +1,5 @@
 //! RMS norm (model.md 3.2): `y = w * (x * rsqrt(mean(x^2) + eps))`, f32 inside, one rounding at the end.
+//! Weights are widened bf16 and multiplied as they are; no `1 + w`. Rows are multiples of 16 long.
 
 use super::dots::sum_squares;
 use crate::dispatch;

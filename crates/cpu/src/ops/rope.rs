@@ -1,4 +1,5 @@
 //! Rotary embedding (model.md 3.3): interleaved pairs in the last 64 channels, tables in f32.
+//! Window layers and MTP use the plain table, c4 and c128 layers the YaRN table for every rotation. No mscale anywhere.
 
 use longwave_model::ModelConfig;
 use longwave_model::config::Yarn;

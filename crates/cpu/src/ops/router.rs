@@ -1,4 +1,5 @@
 //! Router (model.md 7.1): scores `sqrt(softplus(logit))`, the bias for choosing only, weights normalised and scaled.
+//! Ties go to the lower expert. Hash layers take the experts of their table and weigh them by the same scores.
 
 /// A chosen expert and its weight.
 pub type Choice = (u32, f32);

@@ -1,4 +1,5 @@
 //! Sixteen lanes in plain Rust: the definition that the vector versions must match bit for bit.
+//! Used where the CPU has neither AVX2 nor AVX-512, aarch64 included; `mul_add` is fused there too.
 
 use longwave_model::formats::{bf16_value, e2m1, e4m3, round_bf16};
 

@@ -1,4 +1,5 @@
 //! e2m1 (FP4): sign and one of {0, 0.5, 1, 1.5, 2, 3, 4, 6}; two codes per byte, low nibble = even index (model.md 2.5).
+//! Nothing is refused: values beyond 6 saturate and NaN becomes 0.
 
 /// Value of every code.
 pub static VALUES: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];

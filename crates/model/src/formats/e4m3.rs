@@ -1,4 +1,5 @@
 //! e4m3fn: 1 sign, 4 exponent, 3 mantissa bits, bias 7, largest value 448, no infinity, one NaN code per sign.
+//! Nothing is refused: values beyond 448, infinities included, saturate; NaN stays NaN.
 
 /// Largest finite value.
 pub const MAX: f32 = 448.0;

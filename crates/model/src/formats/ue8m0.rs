@@ -1,4 +1,5 @@
 //! ue8m0: a power of two as one byte, value `2^(byte - 127)`; scales of groups round *up* (model.md 3.1).
+//! Assumes a finite group maximum. Rounding up means that a group never saturates.
 
 /// Smallest group maximum of FP8 groups; the smallest scale exponent is then -22.
 pub const FLOOR_FP8: f32 = 1e-4;
