@@ -1,7 +1,7 @@
 //! Compressors of a layer over one sequence's rows: entries are written when a group closes, state rows when mapped.
 //!
 //! Rows of the step live in a buffer that belongs to the step; earlier rows come from the state pages. A row is stored
-//! only if its block is in the table (architecture.md 3.4).
+//! only if its block is in the table (ARCHITECTURE.md, "Cache design").
 
 use longwave_model::geometry::{C128_HEADER_BYTES, CacheKind, MAX_DRAFTS};
 

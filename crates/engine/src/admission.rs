@@ -2,7 +2,7 @@
 //! to nobody.
 //!
 //! A request that is admitted never fails for lack of blocks: the promises of all running requests sum to at most the
-//! pools. Nothing is reserved for the middle of a prefill, because it is never mapped (architecture.md 3.4). Refuses at
+//! pools. Nothing is reserved for the middle of a prefill, because it is never mapped (ARCHITECTURE.md, "Cache design"). Refuses at
 //! once, with the numbers, what can never run. Assumes chunks of at most `chunk` tokens and at most `drafts` drafts.
 
 use longwave_model::CacheLayout;

@@ -1,7 +1,7 @@
 //! The blocks of one running sequence, group by group, and the table changes that a backend has not seen yet.
 //!
 //! Long-lived groups hold one block per 256 positions from the start. Sliding groups hold only blocks with rows that a
-//! later position still reads. A prefill chunk therefore maps its tail and never its middle (architecture.md 3.4).
+//! later position still reads. A prefill chunk therefore maps its tail and never its middle (ARCHITECTURE.md, "Cache design").
 //! Blocks are mapped when a step is planned and given back when it is committed, by committed position; drafts that may
 //! be rejected never push a row out. Assumes that the pools can serve what admission reserved.
 

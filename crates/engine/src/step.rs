@@ -94,7 +94,7 @@ pub struct SeqStep {
     /// Changes of its block tables, a range of [`Step::writes`]; applied before computing.
     ///
     /// A row is stored when its block is in the table, else it lives in the chunk's scratch only: this is how windows
-    /// and states of a long prefill cost nothing (architecture.md 3.4).
+    /// and states of a long prefill cost nothing (ARCHITECTURE.md, "Cache design").
     pub writes: Range<u32>,
     /// Choose tokens after the last `1 + drafts` positions; `None` in the middle of a chunked prefill.
     pub sample: Option<Sampling>,

@@ -1,6 +1,6 @@
 //! Cache geometry: what is stored per position, how long it is kept, and how it is cut into blocks and buckets.
 //!
-//! One logical block is 256 native positions for every cache (architecture.md section 3). A *page* is one layer's part
+//! One logical block is 256 native positions for every cache (ARCHITECTURE.md, "Cache design"). A *page* is one layer's part
 //! of a block; a *unit* is the pages of all layers of a group, one contiguous range with one id. Units come in three
 //! sizes (buckets), each a single pool. Engine, backends, transfer and the memory calculator all read this one layout.
 
