@@ -1,4 +1,4 @@
-//! The same logits, bit for bit, however the tokens are served (cases.md M8, M9, M13-M16): chunks, batches, decode,
+//! The same logits, bit for bit, however the tokens are served (M8-M16 of CONTRIBUTING.md): chunks, batches, decode,
 //! drafts that are taken back, thread counts and instruction sets.
 
 use longwave_cpu::numerics::Profile;

@@ -1,4 +1,4 @@
-//! The CPU backend under the real engine: scheduling, block tables and tail-only windows change no bit (cases.md M8, M9).
+//! The CPU backend under the real engine: scheduling, block tables and tail-only windows change no bit (M8, M9 of CONTRIBUTING.md).
 
 use std::sync::mpsc;
 

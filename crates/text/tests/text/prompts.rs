@@ -1,4 +1,4 @@
-//! Prompts: text hashes and token ids of model.md 9.10, the fixed texts of 9.2, Q9 and Q21 of cases.md.
+//! Prompts: text hashes and token ids of model.md 9.10, the fixed texts of 9.2, Q9 and Q21 of CONTRIBUTING.md.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! The P cases of cases.md: each output whole, in every two-piece split, per character and per token.
+//! The P cases of CONTRIBUTING.md: each output whole, in every two-piece split, per character and per token.
 
 use longwave_text::{Reply, ReplyEnd, ReplyEvent, ReplyFinish, ReplyOptions, ReplyStart, Tokenizer};
 
