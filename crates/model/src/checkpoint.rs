@@ -131,12 +131,25 @@ impl Tensor {
     }
 }
 
+/// One file of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shard {
+    /// File name.
+    pub name: String,
+    /// Size of the file, header included.
+    pub bytes: u64,
+    /// Tensors in it.
+    pub tensors: usize,
+}
+
 /// A checked checkpoint.
 pub struct Checkpoint {
     /// Its configuration.
     pub config: ModelConfig,
     /// Where it came from, for messages.
     pub source: String,
+    /// Its files, in the order of their names.
+    pub shards: Vec<Shard>,
     tensors: HashMap<String, Tensor>,
 }
 
@@ -158,18 +171,18 @@ impl Checkpoint {
         let size = |p: &PathBuf| p.metadata().map(|m| m.len()).unwrap_or(0);
         let total_bytes = files.iter().map(size).sum();
         let mut done_bytes = 0;
-        let mut tensors = HashMap::new();
+        let (mut tensors, mut shards) = (HashMap::new(), Vec::new());
         for path in &files {
             let io = |source| CheckpointError::Io { path: path.display().to_string(), source };
             let file = File::open(path).map_err(io)?;
             // SAFETY: the mapping is read-only; a file that another process shortens while we run would fault, which is
             // true of every mapped model and is documented in the README.
             let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-            add_shard(&path.display().to_string(), ShardBytes::Mapped(map), &mut tensors)?;
+            shards.push(add_shard(&path.display().to_string(), ShardBytes::Mapped(map), &mut tensors)?);
             done_bytes += size(path);
             progress(Progress { done_bytes, total_bytes });
         }
-        Checkpoint::checked(config, folder.display().to_string(), tensors)
+        Checkpoint::checked(config, folder.display().to_string(), shards, tensors)
     }
 
     /// A checkpoint that is part of the program: `config.json` and one shard.
@@ -177,13 +190,14 @@ impl Checkpoint {
         let value =
             serde_json::from_str(config_json).map_err(|source| ConfigError::Json { path: name.into(), source })?;
         let mut tensors = HashMap::new();
-        add_shard(name, ShardBytes::Static(shard), &mut tensors)?;
-        Checkpoint::checked(ModelConfig::from_json(&value)?, name.to_string(), tensors)
+        let shards = vec![add_shard(name, ShardBytes::Static(shard), &mut tensors)?];
+        Checkpoint::checked(ModelConfig::from_json(&value)?, name.to_string(), shards, tensors)
     }
 
     fn checked(
         config: ModelConfig,
         source: String,
+        shards: Vec<Shard>,
         tensors: HashMap<String, Tensor>,
     ) -> Result<Checkpoint, CheckpointError> {
         if tensors.contains_key("model.embed_tokens.weight") {
@@ -217,7 +231,7 @@ impl Checkpoint {
         extra.sort();
         faults.extend(extra.into_iter().map(|k| format!("not expected: {k} {:?}", tensors[k].shape)));
         if faults.is_empty() {
-            return Ok(Checkpoint { config, source, tensors });
+            return Ok(Checkpoint { config, source, shards, tensors });
         }
         let total = faults.len();
         faults.truncate(20);
@@ -278,7 +292,7 @@ fn shard_files(folder: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
 }
 
 /// Reads a shard's header and adds its tensors.
-fn add_shard(path: &str, bytes: ShardBytes, into: &mut HashMap<String, Tensor>) -> Result<(), CheckpointError> {
+fn add_shard(path: &str, bytes: ShardBytes, into: &mut HashMap<String, Tensor>) -> Result<Shard, CheckpointError> {
     let fault = |what: String| CheckpointError::Shard { path: path.to_string(), what };
     let len = bytes.get().len();
     let (header, meta) =
@@ -310,5 +324,6 @@ fn add_shard(path: &str, bytes: ShardBytes, into: &mut HashMap<String, Tensor>) 
             return Err(fault(format!("tensor {name} is in two shards")));
         }
     }
-    Ok(())
+    let name = Path::new(path).file_name().map_or(path.into(), |n| n.to_string_lossy().into_owned());
+    Ok(Shard { name, bytes: len as u64, tensors: meta.tensors().len() })
 }
