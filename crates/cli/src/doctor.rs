@@ -142,7 +142,10 @@ impl Findings {
             ("SIMD in use", format!("{} (LONGWAVE_SIMD can lower it)", self.simd)),
             ("memory", format!("{}, {} available", size(self.memory_bytes), size(self.memory_available_bytes))),
             ("driver", self.driver.as_ref().map_or("no NVIDIA driver".into(), |v| format!("NVIDIA {v}"))),
-            (DRIVER.file, path(&self.driver_library).unwrap_or_else(|| format!("not found: {}", DRIVER.install))),
+            (
+                DRIVER.file,
+                path(&self.driver_library).unwrap_or_else(|| format!("not found; it comes with {}", DRIVER.install)),
+            ),
         ];
         if self.gpus.is_empty() {
             rows.push(("GPUs", "none".into()));

@@ -67,7 +67,7 @@ impl Report {
         let mut out = vec![format!("{} ({})", c.describe(), self.name), String::new()];
         let sizes = [
             ("hidden size", c.hidden_size.to_string()),
-            ("layers", format!("{} and {} MTP", c.num_hidden_layers, c.num_nextn_predict_layers)),
+            ("layers", c.num_hidden_layers.to_string()),
             ("layer kinds", pattern(&c.layers)),
             (
                 "attention",
@@ -93,7 +93,7 @@ impl Report {
             ),
             (
                 "routing",
-                format!("by token id in the first {} layers, factor {}", c.num_hash_layers, c.routed_scaling_factor),
+                format!("by token id in {} first layer(s), factor {}", c.num_hash_layers, c.routed_scaling_factor),
             ),
             ("mHC", format!("{} streams, {} Sinkhorn passes", c.hc_mult, c.hc_sinkhorn_iters)),
             ("vocabulary", grouped(c.vocab_size as u64)),

@@ -139,7 +139,9 @@ fn payload_text(out: &mut String, payload: &Payload) {
         let steps = format!("{bare} window layers x {w} entries x {} B", grouped(window.entry_bytes.into()));
         kind_text(out, &steps, bare, window.layer_bytes);
     }
-    line(out, format_args!("  each further token adds {} B\n", payload.bytes_per_token));
+    let whole = grouped(payload.bytes_per_token.trunc() as u64);
+    let rest = payload.bytes_per_token.fract().to_string();
+    line(out, format_args!("  each further token adds {whole}{} B\n", rest.trim_start_matches('0')));
 }
 
 fn kind_text(out: &mut String, steps: &str, layers: u32, layer_bytes: u64) {
@@ -184,8 +186,8 @@ fn allocated_text(out: &mut String, memory: &Memory) {
     line(
         out,
         format_args!(
-            "Allocated from the pools while the request decodes ({} logical blocks of 256; MTP window and compressor \
-             states included)",
+            "Allocated from the pools while the request decodes, MTP window and compressor states included\n  \
+             ({} logical blocks of 256 positions)",
             grouped(a.logical_blocks.into())
         ),
     );
