@@ -9,6 +9,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::libraries::{DRIVER, OPTIONAL, Places};
+use crate::output;
 use crate::units::show_short;
 
 /// Arguments of `longwave doctor`.
@@ -54,12 +55,7 @@ const KERNELS: &[&str] = &[];
 /// Looks and prints.
 pub fn run(args: Args) -> Result<()> {
     let findings = look(Path::new("/proc"), &Places::of_environment());
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&findings.json())?);
-    } else {
-        print!("{}", findings.text());
-    }
-    Ok(())
+    if args.json { output::json(&findings.json()) } else { output::text(&findings.text()) }
 }
 
 fn look(proc: &Path, places: &Places) -> Findings {

@@ -12,8 +12,8 @@ use longwave_model::tensors::Place;
 use longwave_model::{Checkpoint, LayerKind, ModelConfig};
 use serde_json::{Value, json};
 
-use crate::load;
-use crate::load::tiny;
+use crate::load::{self, tiny};
+use crate::output;
 use crate::source::{self, Source};
 use crate::units::{grouped, show_short};
 
@@ -46,12 +46,7 @@ pub fn run(args: Args) -> Result<()> {
     };
     let inventory = checkpoint.as_ref().map_or_else(|| Inventory::of_config(&config), Inventory::of_checkpoint);
     let report = Report { name: source.name(), config, inventory, shards: checkpoint.map(|c| c.shards) };
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report.json())?);
-    } else {
-        print!("{}", report.text());
-    }
-    Ok(())
+    if args.json { output::json(&report.json()) } else { output::text(&report.text()) }
 }
 
 /// Whether `folder` holds or names shards. A folder with only a config.json is inspected as a configuration.
@@ -65,42 +60,7 @@ impl Report {
     fn text(&self) -> String {
         let (c, i) = (&self.config, &self.inventory);
         let mut out = vec![format!("{} ({})", c.describe(), self.name), String::new()];
-        let sizes = [
-            ("hidden size", c.hidden_size.to_string()),
-            ("layers", c.num_hidden_layers.to_string()),
-            ("layer kinds", pattern(&c.layers)),
-            (
-                "attention",
-                format!(
-                    "{} heads of {} ({} rotary), query rank {}",
-                    c.num_attention_heads, c.head_dim, c.qk_rope_head_dim, c.q_lora_rank
-                ),
-            ),
-            ("output", format!("{} groups of rank {}", c.o_groups, c.o_lora_rank)),
-            ("window", c.sliding_window.to_string()),
-            ("indexer", format!("{} heads of {}, top {}", c.index_n_heads, c.index_head_dim, c.index_topk)),
-            (
-                "experts",
-                format!(
-                    "{} routed, {} picked, {} shared, inner size {}, {:?}",
-                    c.n_routed_experts,
-                    c.num_experts_per_tok,
-                    c.n_shared_experts,
-                    c.moe_intermediate_size,
-                    c.expert_dtype
-                )
-                .to_lowercase(),
-            ),
-            (
-                "routing",
-                format!("by token id in {} first layer(s), factor {}", c.num_hash_layers, c.routed_scaling_factor),
-            ),
-            ("mHC", format!("{} streams, {} Sinkhorn passes", c.hc_mult, c.hc_sinkhorn_iters)),
-            ("vocabulary", grouped(c.vocab_size as u64)),
-            ("context", grouped(c.max_position_embeddings.into())),
-            ("drafter", drafter(c)),
-        ];
-        out.extend(sizes.iter().map(|(k, v)| format!("  {k:<13}{v}")));
+        out.extend(sizes(c).iter().map(|(k, v)| format!("  {k:<13}{v}")));
         out.push(format!(
             "\n{} B in {} tensors ({}); {} parameters, {} without the drafter, {} active per token",
             grouped(i.total.bytes),
@@ -137,7 +97,7 @@ impl Report {
 
     /// Layers with equal sums on one line.
     fn places(&self) -> Vec<(String, Amount)> {
-        let mut groups: Vec<(Option<LayerKind>, Amount, Vec<usize>)> = Vec::new();
+        let mut groups: Vec<(LayerKind, Amount, Vec<usize>)> = Vec::new();
         let mut out = Vec::new();
         for (place, amount) in &self.inventory.by_place {
             let (kind, l) = match place {
@@ -148,13 +108,13 @@ impl Report {
                 }
                 Place::Draft(_) => continue,
             };
-            match groups.iter_mut().find(|(k, a, _)| *k == Some(kind) && a == amount) {
+            match groups.iter_mut().find(|(k, a, _)| *k == kind && a == amount) {
                 Some((_, _, layers)) => layers.push(l),
-                None => groups.push((Some(kind), *amount, vec![l])),
+                None => groups.push((kind, *amount, vec![l])),
             }
         }
         for (kind, amount, layers) in groups {
-            out.push((format!("{} {}", span(&layers), kind.map_or("", kind_name)), amount));
+            out.push((format!("{} {}", span(&layers), kind_name(kind)), amount));
         }
         let draft = |(place, amount): (&Place, &Amount)| match place {
             Place::Draft(n) => Some((format!("mtp.{n}"), *amount)),
@@ -207,6 +167,38 @@ impl Report {
             "shards": shards,
         })
     }
+}
+
+/// The main fields of a configuration, as people say them.
+fn sizes(c: &ModelConfig) -> Vec<(&'static str, String)> {
+    vec![
+        ("hidden size", c.hidden_size.to_string()),
+        ("layers", c.num_hidden_layers.to_string()),
+        ("layer kinds", pattern(&c.layers)),
+        (
+            "attention",
+            format!(
+                "{} heads of {} ({} rotary), query rank {}",
+                c.num_attention_heads, c.head_dim, c.qk_rope_head_dim, c.q_lora_rank
+            ),
+        ),
+        ("output", format!("{} groups of rank {}", c.o_groups, c.o_lora_rank)),
+        ("window", c.sliding_window.to_string()),
+        ("indexer", format!("{} heads of {}, top {}", c.index_n_heads, c.index_head_dim, c.index_topk)),
+        (
+            "experts",
+            format!(
+                "{} routed, {} picked, {} shared, inner size {}, {:?}",
+                c.n_routed_experts, c.num_experts_per_tok, c.n_shared_experts, c.moe_intermediate_size, c.expert_dtype
+            )
+            .to_lowercase(),
+        ),
+        ("routing", format!("by token id in {} first layer(s), factor {}", c.num_hash_layers, c.routed_scaling_factor)),
+        ("mHC", format!("{} streams, {} Sinkhorn passes", c.hc_mult, c.hc_sinkhorn_iters)),
+        ("vocabulary", grouped(c.vocab_size as u64)),
+        ("context", grouped(c.max_position_embeddings.into())),
+        ("drafter", drafter(c)),
+    ]
 }
 
 fn draft_parameters(i: &Inventory) -> u64 {
@@ -268,8 +260,8 @@ fn pattern(kinds: &[LayerKind]) -> String {
             at += 2 * pairs;
         } else {
             let last = at + run - 1;
-            let where_ = if run > 1 { format!("{at}-{last}") } else { at.to_string() };
-            out.push(format!("{where_} {}", kind_name(rest[0])));
+            let layers = if run > 1 { format!("{at}-{last}") } else { at.to_string() };
+            out.push(format!("{layers} {}", kind_name(rest[0])));
             at += run;
         }
     }

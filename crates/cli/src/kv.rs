@@ -11,7 +11,7 @@ use longwave_model::{CacheFormats, IndexFormat, MainFormat};
 use serde_json::json;
 
 use crate::units::{grouped, show_short};
-use crate::{load, source, units};
+use crate::{load, output, source, units};
 
 /// Arguments of `longwave kv`.
 #[derive(clap::Args)]
@@ -50,11 +50,10 @@ pub fn run(args: Args) -> Result<()> {
             out.extend(fields);
             out.insert("users".into(), users_json(&memory, args.users));
         }
-        println!("{}", serde_json::to_string_pretty(&out)?);
+        output::json(&out)
     } else {
-        print!("{}", text(&config.describe(), &memory, args.users));
+        output::text(&text(&config.describe(), &memory, args.users))
     }
-    Ok(())
 }
 
 fn users_json(memory: &Memory, users: u64) -> serde_json::Value {

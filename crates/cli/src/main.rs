@@ -9,6 +9,7 @@ mod inspect;
 mod kv;
 mod libraries;
 mod load;
+mod output;
 mod serve;
 mod source;
 mod units;

@@ -3,6 +3,7 @@
 //! Takes the flags of `vllm serve` that mean something here, so that a command line works by replacing the program's
 //! name; a value without a meaning is an error that says what to use, and a flag without an effect says so once.
 
+use std::io::IsTerminal;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -140,7 +141,9 @@ impl VllmFlags {
 pub fn run(args: Args) -> Result<()> {
     let started = Instant::now();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    // Colours are for a terminal; NO_COLOR turns them off there too.
+    log.with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none()).init();
     for note in args.vllm.check()? {
         tracing::info!("{note}");
     }

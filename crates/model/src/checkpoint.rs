@@ -295,13 +295,11 @@ fn shard_files(folder: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
 fn add_shard(path: &str, bytes: ShardBytes, into: &mut HashMap<String, Tensor>) -> Result<Shard, CheckpointError> {
     let fault = |what: String| CheckpointError::Shard { path: path.to_string(), what };
     let len = bytes.get().len();
-    let (header, meta) =
-        SafeTensors::read_metadata(bytes.get()).map_err(|e| fault(format!("no safetensors header ({e})")))?;
+    let (header, meta) = SafeTensors::read_metadata(bytes.get()).map_err(|e| match described_bytes(bytes.get()) {
+        Some(need) if need != len as u64 => fault(format!("the header describes {need} bytes, the file has {len}")),
+        _ => fault(format!("no safetensors header ({e})")),
+    })?;
     let data = header + 8;
-    let need = data + meta.data_len();
-    if need != len {
-        return Err(fault(format!("the header describes {need} bytes, the file has {len}")));
-    }
     let shard = Arc::new(bytes);
     for (name, info) in meta.tensors() {
         let dtype = match info.dtype {
@@ -326,4 +324,13 @@ fn add_shard(path: &str, bytes: ShardBytes, into: &mut HashMap<String, Tensor>) 
     }
     let name = Path::new(path).file_name().map_or(path.into(), |n| n.to_string_lossy().into_owned());
     Ok(Shard { name, bytes: len as u64, tensors: meta.tensors().len() })
+}
+
+/// Size of the file that a safetensors header describes; `None` when the header itself cannot be read.
+fn described_bytes(file: &[u8]) -> Option<u64> {
+    let len = u64::from_le_bytes(file.get(..8)?.try_into().ok()?);
+    let end = len.checked_add(8)?;
+    let header: serde_json::Value = serde_json::from_slice(file.get(8..usize::try_from(end).ok()?)?).ok()?;
+    let ends = header.as_object()?.values().filter_map(|info| info.get("data_offsets")?.get(1)?.as_u64());
+    end.checked_add(ends.max()?)
 }

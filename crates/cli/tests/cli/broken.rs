@@ -17,6 +17,8 @@ fn a_truncated_shard_says_to_fetch_it_again() {
     let tiny = Tiny::copy();
     let path = tiny.file("model.safetensors");
     let whole = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &whole[..9_000_000]).unwrap();
+    refuse(&tiny, &["the header describes 15959336 bytes, the file has 9000000"]);
     for keep in [whole.len() - 1000, 500, 3, 0] {
         std::fs::write(&path, &whole[..keep]).unwrap();
         refuse(&tiny, &["model.safetensors", "damaged", "fetch it again"]);

@@ -59,3 +59,12 @@ fn the_doctor_describes_this_machine() {
     let text = printed(&["doctor"]);
     assert!(text.contains("SIMD in use") && text.contains("GPU kernels"), "{text}");
 }
+
+#[test]
+fn a_reader_that_leaves_early_is_no_error() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_longwave"));
+    let out = command.args(["inspect", "pro"]).stdout(writer).output().unwrap();
+    assert_eq!((out.status.code(), String::from_utf8_lossy(&out.stderr).as_ref()), (Some(0), ""));
+}
