@@ -98,30 +98,22 @@ impl Report {
     /// Layers with equal sums on one line.
     fn places(&self) -> Vec<(String, Amount)> {
         let mut groups: Vec<(LayerKind, Amount, Vec<usize>)> = Vec::new();
-        let mut out = Vec::new();
+        let (mut top, mut drafts) = (Vec::new(), Vec::new());
         for (place, amount) in &self.inventory.by_place {
-            let (kind, l) = match place {
-                Place::Layer(l) => (self.config.layer_kind(*l), *l),
-                Place::Top => {
-                    out.push(("top".to_string(), *amount));
-                    continue;
+            match place {
+                Place::Top => top.push(("top".to_string(), *amount)),
+                Place::Draft(n) => drafts.push((format!("mtp.{n}"), *amount)),
+                Place::Layer(l) => {
+                    let kind = self.config.layer_kind(*l);
+                    match groups.iter_mut().find(|(k, a, _)| *k == kind && a == amount) {
+                        Some((_, _, layers)) => layers.push(*l),
+                        None => groups.push((kind, *amount, vec![*l])),
+                    }
                 }
-                Place::Draft(_) => continue,
-            };
-            match groups.iter_mut().find(|(k, a, _)| *k == kind && a == amount) {
-                Some((_, _, layers)) => layers.push(l),
-                None => groups.push((kind, *amount, vec![l])),
             }
         }
-        for (kind, amount, layers) in groups {
-            out.push((format!("{} {}", span(&layers), kind_name(kind)), amount));
-        }
-        let draft = |(place, amount): (&Place, &Amount)| match place {
-            Place::Draft(n) => Some((format!("mtp.{n}"), *amount)),
-            _ => None,
-        };
-        out.extend(self.inventory.by_place.iter().filter_map(draft));
-        out
+        let layers = groups.into_iter().map(|(kind, a, ids)| (format!("{} {}", span(&ids), kind_name(kind)), a));
+        top.into_iter().chain(layers).chain(drafts).collect()
     }
 
     fn json(&self) -> Value {

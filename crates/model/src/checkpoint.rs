@@ -220,10 +220,7 @@ impl Checkpoint {
                         accepted.join(" or ")
                     ));
                 }
-                Some(t) if t.dtype == DType::F8E8M0 && t.bytes().contains(&255) => {
-                    faults.push(format!("value: {} holds a NaN scale (byte 255)", spec.name));
-                }
-                Some(_) => {}
+                Some(t) => faults.extend(bad_value(&spec.name, t, config.n_routed_experts)),
             }
             expected.insert(spec.name, ());
         }
@@ -247,6 +244,23 @@ impl Checkpoint {
     /// Bytes of all tensors and their number.
     pub fn totals(&self) -> (u64, usize) {
         (self.tensors.values().map(|t| t.range.len() as u64).sum(), self.tensors.len())
+    }
+}
+
+/// Values that would become NaN or a wrong index later: block scales and hash tables are read whole, they are small
+/// beside the weights.
+fn bad_value(name: &str, t: &Tensor, experts: usize) -> Option<String> {
+    let is_scale = name.ends_with(".scale");
+    match t.dtype {
+        DType::F8E8M0 if t.bytes().contains(&255) => Some(format!("value: {name} holds a NaN scale (byte 255)")),
+        DType::F32 if is_scale && t.to_f32().iter().any(|v| !v.is_finite()) => {
+            Some(format!("value: {name} holds a scale that is not finite"))
+        }
+        DType::I64 => {
+            let wrong = t.to_i64().into_iter().find(|e| !(0..experts as i64).contains(e))?;
+            Some(format!("value: {name} names expert {wrong}, there are {experts}"))
+        }
+        _ => None,
     }
 }
 

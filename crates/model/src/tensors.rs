@@ -68,6 +68,7 @@ const BF16: &[DType] = &[DType::BF16];
 const F32: &[DType] = &[DType::F32];
 const FP8: &[DType] = &[DType::F8E4M3];
 const FP4: &[DType] = &[DType::I8];
+const FP4_SCALE: &[DType] = &[DType::F8E8M0];
 const SCALE: &[DType] = &[DType::F8E8M0, DType::F32];
 
 /// Where a tensor belongs, for size tables.
@@ -155,7 +156,7 @@ impl List<'_> {
             ExpertDtype::Fp8 => self.fp8(name, rows, cols),
             ExpertDtype::Fp4 => {
                 self.add(&format!("{name}.weight"), &[rows, cols / 2], FP4);
-                self.add(&format!("{name}.scale"), &[rows, cols / 32], SCALE);
+                self.add(&format!("{name}.scale"), &[rows, cols / 32], FP4_SCALE);
             }
         }
     }

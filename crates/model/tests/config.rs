@@ -177,12 +177,21 @@ fn values_that_this_program_does_not_implement_are_refused_by_name() {
         ("compress_ratios", json!([0, 0, 4])),
         ("compress_ratios", json!(vec![8; 44])),
         ("eos_token_id", json!(129_280)),
+        ("num_attention_heads", json!(4_294_967_288_u32)),
+        ("n_routed_experts", json!(8_000_000)),
+        ("max_position_embeddings", json!(u32::MAX)),
+        ("rms_norm_eps", json!(-1e-6)),
+        ("swiglu_limit", json!(0)),
+        ("rope_theta", json!(0)),
     ] {
         let text = refusal(&with(released(), json!({ field: value })));
         assert!(text.contains(&format!("`{field}`")) && text.contains("expected"), "{field}: {text}");
     }
     let scaling = json!({"rope_scaling": {"type": "linear", "factor": 16}});
     assert!(refusal(&with(released(), scaling)).contains("rope_scaling.type"));
+    let spark = json!({"dspark_block_size": 5, "dspark_noise_token_id": 1, "dspark_target_layer_ids": [43],
+        "dspark_markov_rank": 256});
+    assert!(refusal(&with(released(), spark)).contains("layers below 43"));
     let quant = json!({"quantization_config": {"quant_method": "awq"}});
     assert!(refusal(&with(released(), quant)).contains("quantization_config.quant_method"));
 }

@@ -65,6 +65,21 @@ fn a_nan_scale_names_the_tensor() {
 }
 
 #[test]
+fn a_hash_table_that_names_an_absent_expert_is_refused() {
+    let tiny = Tiny::copy().edit_one("layers.0.ffn.gate.tid2eid", |t| t.bytes[16] = 8);
+    refuse(&tiny, &["layers.0.ffn.gate.tid2eid names expert 8, there are 8"]);
+}
+
+#[test]
+fn fp4_experts_with_f32_scales_are_refused() {
+    let tiny = Tiny::copy().edit_one("layers.1.ffn.experts.3.w2.scale", |t| {
+        t.dtype = "F32".into();
+        t.bytes = t.bytes.iter().flat_map(|_| 1f32.to_le_bytes()).collect();
+    });
+    refuse(&tiny, &["layers.1.ffn.experts.3.w2.scale is F32, expected F8_E8M0"]);
+}
+
+#[test]
 fn an_index_that_names_an_absent_shard_says_so() {
     let tiny = Tiny::copy();
     let map =
