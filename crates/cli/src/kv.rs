@@ -185,8 +185,9 @@ fn allocated_text(out: &mut String, memory: &Memory) {
     line(
         out,
         format_args!(
-            "Allocated from the pools while the request decodes, MTP window and compressor states included\n  \
+            "Allocated from the pools while the request decodes, {}compressor states included\n  \
              ({} logical blocks of 256 positions)",
+            if a.draft_window_layers > 0 { "MTP window and " } else { "" },
             grouped(a.logical_blocks.into())
         ),
     );

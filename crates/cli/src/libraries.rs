@@ -80,21 +80,24 @@ impl Places {
         let own = list("LONGWAVE_LIB_PATH");
         let mut system = list("LD_LIBRARY_PATH");
         system.extend(SYSTEM.iter().map(PathBuf::from));
-        system.extend(list("PATH"));
+        let path = list("PATH");
         let mut roots: Vec<PathBuf> =
             ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(|n| std::env::var_os(n).map(PathBuf::from)).collect();
         roots.extend(std::env::var_os("HOME").map(|h| Path::new(&h).join(".local")));
+        // Every Python on the PATH is `<root>/bin/python3`.
+        roots.extend(path.iter().filter_map(|p| p.parent().map(Path::to_path_buf)));
         roots.extend(["/usr/local", "/usr"].map(PathBuf::from));
+        system.extend(path);
         Places { own, site_packages: roots.iter().flat_map(|r| site_packages(r)).collect(), system }
     }
 
     /// The first file of `library`'s name in any place.
     pub fn find(&self, library: &Library) -> Option<PathBuf> {
-        let wheels = || self.site_packages.iter().flat_map(|s| library.wheel_folders.iter().map(move |f| s.join(f)));
-        let folders = self.own.iter().cloned().chain(wheels()).chain(self.system.iter().cloned());
-        // A wheel may be given whole: LONGWAVE_LIB_PATH may also name a site-packages folder.
-        let in_own = self.own.iter().flat_map(|s| library.wheel_folders.iter().map(move |f| s.join(f)));
-        folders.chain(in_own).map(|folder| folder.join(library.file)).find(|p| p.is_file())
+        // LONGWAVE_LIB_PATH may name a site-packages folder whole, too.
+        let wheels = self.own.iter().chain(&self.site_packages);
+        let in_wheels = wheels.flat_map(|s| library.wheel_folders.iter().map(move |f| s.join(f)));
+        let folders = self.own.iter().cloned().chain(in_wheels).chain(self.system.iter().cloned());
+        folders.map(|folder| folder.join(library.file)).find(|p| p.is_file())
     }
 }
 

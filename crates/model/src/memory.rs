@@ -98,6 +98,8 @@ pub struct BucketLine {
 pub struct Allocated {
     /// Blocks of 256 positions.
     pub logical_blocks: u32,
+    /// Draft layers whose windows are counted: 1 with an MTP module. DSpark's blocks are not laid out yet.
+    pub draft_window_layers: u32,
     /// Large, middle, small.
     pub buckets: [BucketLine; 3],
     /// Bytes that grow with the context.
@@ -171,7 +173,7 @@ impl Memory {
         Memory {
             context,
             formats,
-            allocated: allocated(&CacheLayout::new(config, formats), context),
+            allocated: allocated(config, &CacheLayout::new(config, formats), context),
             payload,
             v32,
             weights: Weights { bytes, tensors },
@@ -198,7 +200,7 @@ fn payload(config: &ModelConfig, formats: CacheFormats, context: u32) -> Payload
     Payload { total_bytes: caches.iter().map(|c| c.total_bytes).sum(), caches, bytes_per_token: per_token }
 }
 
-fn allocated(layout: &CacheLayout, context: u32) -> Allocated {
+fn allocated(config: &ModelConfig, layout: &CacheLayout, context: u32) -> Allocated {
     let logical_blocks = context.div_ceil(LOGICAL_BLOCK);
     let (long, slide, drafts) = (layout.long_lived_units(), layout.sliding_units(0), layout.sliding_units(MAX_DRAFTS));
     let buckets = Bucket::ALL.map(|bucket| {
@@ -220,6 +222,7 @@ fn allocated(layout: &CacheLayout, context: u32) -> Allocated {
     let long_lived_bytes = buckets.iter().map(|b| b.long_lived_units * b.unit_bytes).sum();
     Allocated {
         logical_blocks,
+        draft_window_layers: config.num_nextn_predict_layers as u32,
         long_lived_bytes,
         sliding_bytes: layout.bytes(slide),
         sliding_bytes_with_drafts: layout.bytes(drafts),
@@ -353,6 +356,7 @@ mod tests {
         let (april, july) = (presets::flash(), presets::flash_0731());
         let (a, b) = (Memory::of(&april, FP8, M1), Memory::of(&july, FP8, M1));
         assert_eq!(a.payload, b.payload);
+        assert_eq!((a.allocated.draft_window_layers, b.allocated.draft_window_layers), (1, 0));
         assert_eq!(b.weights, Weights { bytes: 166_878_536_440, tensors: 72_317 });
     }
 }

@@ -76,13 +76,14 @@ pub fn served<S: AsRef<OsStr>>(args: &[S]) -> String {
     }
     let mut command = command(&["serve", "--port", "0", "--kv-cache-memory-bytes", "64M", "--max-num-seqs", "2"]);
     let mut server = End(command.args(args).spawn().unwrap());
-    let started = Instant::now();
+    let (send, receive) = std::sync::mpsc::channel();
+    let lines = BufReader::new(server.0.stderr.take().unwrap()).lines();
+    std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| send.send(line)));
+    let deadline = Instant::now() + Duration::from_secs(60);
     let mut log = String::new();
-    let mut lines = BufReader::new(server.0.stderr.take().unwrap()).lines();
     while !log.contains("ready on http://") {
-        assert!(started.elapsed() < Duration::from_secs(60), "not ready after a minute: {log}");
-        let line = lines.next().unwrap_or_else(|| panic!("the server ended: {log}")).unwrap();
-        log += &line;
+        let line = receive.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+        log += &line.unwrap_or_else(|e| panic!("not ready ({e}): {log}"));
         log.push('\n');
     }
     log
