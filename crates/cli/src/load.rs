@@ -16,7 +16,7 @@ use longwave_model::{CacheFormats, Checkpoint, IndexFormat, MainFormat};
 use longwave_serve::SamplingDefaults;
 use longwave_text::Tokenizer;
 
-use crate::units;
+use crate::{source, units};
 
 /// The tiny checkpoint that is part of the program.
 pub mod tiny {
@@ -73,7 +73,8 @@ pub struct ModelArgs {
     pub numerics: Profile,
 }
 
-fn main_format(name: &str) -> Result<MainFormat, String> {
+/// Format of the main cache, by the names of `--kv-cache-dtype`.
+pub fn main_format(name: &str) -> Result<MainFormat, String> {
     match name {
         "auto" | "fp8" | "fp8_e4m3" | "fp8_ds_mla" => Ok(MainFormat::Fp8),
         "bf16" | "bfloat16" => Ok(MainFormat::Bf16),
@@ -81,7 +82,8 @@ fn main_format(name: &str) -> Result<MainFormat, String> {
     }
 }
 
-fn index_format(name: &str) -> Result<IndexFormat, String> {
+/// Format of the index keys, by the names of `--index-cache-dtype`.
+pub fn index_format(name: &str) -> Result<IndexFormat, String> {
     match name {
         "auto" | "fp4" | "mxfp4" => Ok(IndexFormat::Fp4),
         "fp8" => Ok(IndexFormat::Fp8),
@@ -121,6 +123,7 @@ pub fn open(args: &ModelArgs) -> Result<Loaded> {
             (ckpt, Tokenizer::from_bytes(tiny::TOKENIZER)?, tiny::NAME.to_string())
         }
         Some(folder) => {
+            source::check_folder(folder)?;
             let name = folder.file_name().map_or("model".into(), |n| n.to_string_lossy().into_owned());
             (open_folder(folder)?, Tokenizer::from_file(folder)?, name)
         }

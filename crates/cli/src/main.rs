@@ -2,12 +2,16 @@
 //!
 //! Exit codes: 0 done, 1 the user can mend it (wrong model, port, flag), 2 wrong command line (clap's own).
 
+mod argv;
 mod chat;
 mod doctor;
 mod inspect;
 mod kv;
+mod libraries;
 mod load;
+mod output;
 mod serve;
+mod source;
 mod units;
 
 use std::process::ExitCode;
@@ -37,13 +41,13 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let result = argv::normalise(std::env::args_os()).and_then(|args| match Cli::parse_from(args).command {
         Command::Serve(args) => serve::run(*args),
         Command::Chat(args) => chat::run(args),
         Command::Kv(args) => kv::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Doctor(args) => doctor::run(args),
-    };
+    });
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -3,6 +3,7 @@
 //! Takes the flags of `vllm serve` that mean something here, so that a command line works by replacing the program's
 //! name; a value without a meaning is an error that says what to use, and a flag without an effect says so once.
 
+use std::io::IsTerminal;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -67,6 +68,24 @@ struct VllmFlags {
     /// Without effect on a CPU.
     #[arg(long, hide_short_help = true)]
     gpu_memory_utilization: Option<f32>,
+    /// Without effect: there is no prefix cache yet.
+    #[arg(long, hide_short_help = true)]
+    enable_prefix_caching: bool,
+    /// Without effect: there is no prefix cache yet.
+    #[arg(long, hide_short_help = true)]
+    no_enable_prefix_caching: bool,
+    /// Always on.
+    #[arg(long, hide_short_help = true)]
+    enable_chunked_prefill: bool,
+    /// Always on.
+    #[arg(long, hide_short_help = true)]
+    async_scheduling: bool,
+    /// Not needed: nothing is compiled at start.
+    #[arg(long, hide_short_help = true)]
+    compilation_config: Option<String>,
+    /// Not needed: nothing is compiled at start.
+    #[arg(short = 'O', long, hide_short_help = true)]
+    optimization_level: Option<String>,
 }
 
 impl VllmFlags {
@@ -99,6 +118,21 @@ impl VllmFlags {
         if self.enable_expert_parallel || self.gpu_memory_utilization.is_some() {
             notes.push("--enable-expert-parallel and --gpu-memory-utilization have no effect on a CPU");
         }
+        if self.enable_auto_tool_choice {
+            notes.push("--enable-auto-tool-choice is always on: tool calls are parsed whenever a request has tools");
+        }
+        if self.enable_prefix_caching || self.no_enable_prefix_caching {
+            notes.push("--enable-prefix-caching and --no-enable-prefix-caching have no effect: no prefix cache yet");
+        }
+        if self.enable_chunked_prefill {
+            notes.push("--enable-chunked-prefill is always on; answers do not depend on the chunks");
+        }
+        if self.async_scheduling {
+            notes.push("--async-scheduling is not needed: the engine has a thread of its own");
+        }
+        if self.compilation_config.is_some() || self.optimization_level.is_some() {
+            notes.push("--compilation-config and -O are not needed: nothing is compiled at start");
+        }
         Ok(notes)
     }
 }
@@ -107,7 +141,9 @@ impl VllmFlags {
 pub fn run(args: Args) -> Result<()> {
     let started = Instant::now();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    // Colours are for a terminal; NO_COLOR turns them off there too.
+    log.with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none()).init();
     for note in args.vllm.check()? {
         tracing::info!("{note}");
     }

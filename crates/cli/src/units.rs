@@ -33,13 +33,30 @@ pub fn tokens(text: &str) -> Result<u32, String> {
 
 /// Bytes in the largest fitting unit: `9.62 GiB`.
 pub fn show_bytes(n: u64) -> String {
+    match unit(n) {
+        None => format!("{n} B"),
+        Some((value, unit)) => format!("{value:.2} {unit}"),
+    }
+}
+
+/// Bytes in the largest fitting unit, to three digits: `9.62 GiB`, `83.9 GiB`, `805 GiB`.
+pub fn show_short(n: u64) -> String {
+    match unit(n) {
+        None => format!("{n} B"),
+        Some((value, unit)) if value < 9.995 => format!("{value:.2} {unit}"),
+        Some((value, unit)) if value < 99.95 => format!("{value:.1} {unit}"),
+        Some((value, unit)) => format!("{value:.0} {unit}"),
+    }
+}
+
+fn unit(n: u64) -> Option<(f64, &'static str)> {
     let (unit, shift) = match n {
-        0..=1023 => return format!("{n} B"),
+        0..=1023 => return None,
         1024..=1_048_575 => ("KiB", 10),
         1_048_576..=1_073_741_823 => ("MiB", 20),
         _ => ("GiB", 30),
     };
-    format!("{:.2} {unit}", n as f64 / (1u64 << shift) as f64)
+    Some((n as f64 / (1u64 << shift) as f64, unit))
 }
 
 /// A number with thousands separators: `159,609,485,896`.
@@ -70,5 +87,7 @@ mod tests {
         assert!(tokens("9G").is_err() && tokens("-1").is_err() && tokens("5000M").is_err());
         assert_eq!(grouped(159_609_485_896), "159,609,485,896");
         assert_eq!((show_bytes(10_334_371_840), show_bytes(584)), ("9.62 GiB".into(), "584 B".into()));
+        assert_eq!((show_short(10_334_371_840), show_short(90_060_095_488)), ("9.62 GiB".into(), "83.9 GiB".into()));
+        assert_eq!((show_short(0), show_short(864_704_792_696)), ("0 B".into(), "805 GiB".into()));
     }
 }

@@ -131,12 +131,25 @@ impl Tensor {
     }
 }
 
+/// One file of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shard {
+    /// File name.
+    pub name: String,
+    /// Size of the file, header included.
+    pub bytes: u64,
+    /// Tensors in it.
+    pub tensors: usize,
+}
+
 /// A checked checkpoint.
 pub struct Checkpoint {
     /// Its configuration.
     pub config: ModelConfig,
     /// Where it came from, for messages.
     pub source: String,
+    /// Its files, in the order of their names.
+    pub shards: Vec<Shard>,
     tensors: HashMap<String, Tensor>,
 }
 
@@ -158,18 +171,18 @@ impl Checkpoint {
         let size = |p: &PathBuf| p.metadata().map(|m| m.len()).unwrap_or(0);
         let total_bytes = files.iter().map(size).sum();
         let mut done_bytes = 0;
-        let mut tensors = HashMap::new();
+        let (mut tensors, mut shards) = (HashMap::new(), Vec::new());
         for path in &files {
             let io = |source| CheckpointError::Io { path: path.display().to_string(), source };
             let file = File::open(path).map_err(io)?;
             // SAFETY: the mapping is read-only; a file that another process shortens while we run would fault, which is
             // true of every mapped model and is documented in the README.
             let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-            add_shard(&path.display().to_string(), ShardBytes::Mapped(map), &mut tensors)?;
+            shards.push(add_shard(&path.display().to_string(), ShardBytes::Mapped(map), &mut tensors)?);
             done_bytes += size(path);
             progress(Progress { done_bytes, total_bytes });
         }
-        Checkpoint::checked(config, folder.display().to_string(), tensors)
+        Checkpoint::checked(config, folder.display().to_string(), shards, tensors)
     }
 
     /// A checkpoint that is part of the program: `config.json` and one shard.
@@ -177,13 +190,14 @@ impl Checkpoint {
         let value =
             serde_json::from_str(config_json).map_err(|source| ConfigError::Json { path: name.into(), source })?;
         let mut tensors = HashMap::new();
-        add_shard(name, ShardBytes::Static(shard), &mut tensors)?;
-        Checkpoint::checked(ModelConfig::from_json(&value)?, name.to_string(), tensors)
+        let shards = vec![add_shard(name, ShardBytes::Static(shard), &mut tensors)?];
+        Checkpoint::checked(ModelConfig::from_json(&value)?, name.to_string(), shards, tensors)
     }
 
     fn checked(
         config: ModelConfig,
         source: String,
+        shards: Vec<Shard>,
         tensors: HashMap<String, Tensor>,
     ) -> Result<Checkpoint, CheckpointError> {
         if tensors.contains_key("model.embed_tokens.weight") {
@@ -206,10 +220,7 @@ impl Checkpoint {
                         accepted.join(" or ")
                     ));
                 }
-                Some(t) if t.dtype == DType::F8E8M0 && t.bytes().contains(&255) => {
-                    faults.push(format!("value: {} holds a NaN scale (byte 255)", spec.name));
-                }
-                Some(_) => {}
+                Some(t) => faults.extend(bad_value(&spec.name, t, config.n_routed_experts)),
             }
             expected.insert(spec.name, ());
         }
@@ -217,7 +228,7 @@ impl Checkpoint {
         extra.sort();
         faults.extend(extra.into_iter().map(|k| format!("not expected: {k} {:?}", tensors[k].shape)));
         if faults.is_empty() {
-            return Ok(Checkpoint { config, source, tensors });
+            return Ok(Checkpoint { config, source, shards, tensors });
         }
         let total = faults.len();
         faults.truncate(20);
@@ -240,6 +251,23 @@ impl Checkpoint {
     /// Bytes of all tensors and their number.
     pub fn totals(&self) -> (u64, usize) {
         (self.tensors.values().map(|t| t.range.len() as u64).sum(), self.tensors.len())
+    }
+}
+
+/// Values that would become NaN or a wrong index later: block scales and hash tables are read whole, they are small
+/// beside the weights.
+fn bad_value(name: &str, t: &Tensor, experts: usize) -> Option<String> {
+    let is_scale = name.ends_with(".scale");
+    match t.dtype {
+        DType::F8E8M0 if t.bytes().contains(&255) => Some(format!("value: {name} holds a NaN scale (byte 255)")),
+        DType::F32 if is_scale && t.to_f32().iter().any(|v| !v.is_finite()) => {
+            Some(format!("value: {name} holds a scale that is not finite"))
+        }
+        DType::I64 => {
+            let wrong = t.to_i64().into_iter().find(|e| !(0..experts as i64).contains(e))?;
+            Some(format!("value: {name} names expert {wrong}, there are {experts}"))
+        }
+        _ => None,
     }
 }
 
@@ -285,16 +313,14 @@ fn shard_files(folder: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
 }
 
 /// Reads a shard's header and adds its tensors.
-fn add_shard(path: &str, bytes: ShardBytes, into: &mut HashMap<String, Tensor>) -> Result<(), CheckpointError> {
+fn add_shard(path: &str, bytes: ShardBytes, into: &mut HashMap<String, Tensor>) -> Result<Shard, CheckpointError> {
     let fault = |what: String| CheckpointError::Shard { path: path.to_string(), what };
     let len = bytes.get().len();
-    let (header, meta) =
-        SafeTensors::read_metadata(bytes.get()).map_err(|e| fault(format!("no safetensors header ({e})")))?;
+    let (header, meta) = SafeTensors::read_metadata(bytes.get()).map_err(|e| match described_bytes(bytes.get()) {
+        Some(need) if need != len as u64 => fault(format!("the header describes {need} bytes, the file has {len}")),
+        _ => fault(format!("no safetensors header ({e})")),
+    })?;
     let data = header + 8;
-    let need = data + meta.data_len();
-    if need != len {
-        return Err(fault(format!("the header describes {need} bytes, the file has {len}")));
-    }
     let shard = Arc::new(bytes);
     for (name, info) in meta.tensors() {
         let dtype = match info.dtype {
@@ -317,5 +343,15 @@ fn add_shard(path: &str, bytes: ShardBytes, into: &mut HashMap<String, Tensor>) 
             return Err(fault(format!("tensor {name} is in two shards")));
         }
     }
-    Ok(())
+    let name = Path::new(path).file_name().map_or(path.into(), |n| n.to_string_lossy().into_owned());
+    Ok(Shard { name, bytes: len as u64, tensors: meta.tensors().len() })
+}
+
+/// Size of the file that a safetensors header describes; `None` when the header itself cannot be read.
+fn described_bytes(file: &[u8]) -> Option<u64> {
+    let len = u64::from_le_bytes(file.get(..8)?.try_into().ok()?);
+    let end = len.checked_add(8)?;
+    let header: serde_json::Value = serde_json::from_slice(file.get(8..usize::try_from(end).ok()?)?).ok()?;
+    let ends = header.as_object()?.values().filter_map(|info| info.get("data_offsets")?.get(1)?.as_u64());
+    end.checked_add(ends.max()?)
 }

@@ -214,6 +214,7 @@ impl ModelConfig {
     /// (model.md 1.1 and 1.3).
     pub fn from_json(value: &serde_json::Value) -> Result<ModelConfig, ConfigError> {
         let config = crate::config_json::parse(value)?;
+        config.check_ranges()?;
         config.check()?;
         Ok(config)
     }
@@ -246,6 +247,60 @@ impl ModelConfig {
             (d, l) => format!("DeepSeek-V4 (hidden {d}, {l} layers)"),
         };
         if self.dspark.is_some() { format!("{name} with DSpark drafter") } else { name }
+    }
+
+    /// Values that no DeepSeek-V4 has and that would overflow a size or give NaN. The bounds are far above the released
+    /// models, so that a damaged file is named here and not by whatever it breaks later.
+    fn check_ranges(&self) -> Result<(), ConfigError> {
+        let fail = |field: &str, found: String, expected: String| {
+            Err(ConfigError::Value { field: field.to_string(), found, expected })
+        };
+        for (field, v, most) in [
+            ("vocab_size", self.vocab_size, 1 << 22),
+            ("hidden_size", self.hidden_size, 1 << 17),
+            ("num_hidden_layers", self.num_hidden_layers, 256),
+            ("num_attention_heads", self.num_attention_heads, 4096),
+            ("q_lora_rank", self.q_lora_rank, 1 << 17),
+            ("o_groups", self.o_groups, 4096),
+            ("o_lora_rank", self.o_lora_rank, 1 << 17),
+            ("index_n_heads", self.index_n_heads, 4096),
+            ("index_topk", self.index_topk, 1 << 20),
+            ("n_routed_experts", self.n_routed_experts, 1024),
+            ("moe_intermediate_size", self.moe_intermediate_size, 1 << 17),
+            ("hc_sinkhorn_iters", self.hc_sinkhorn_iters as usize, 1000),
+            ("max_position_embeddings", self.max_position_embeddings as usize, 1 << 24),
+        ] {
+            if v > most {
+                return fail(field, v.to_string(), format!("at most {most}"));
+            }
+        }
+        for (field, v) in [
+            ("rope_theta", self.rope_theta),
+            ("compress_rope_theta", self.compress_rope_theta),
+            ("hc_eps", self.hc_eps.into()),
+            ("rms_norm_eps", self.rms_norm_eps.into()),
+            ("routed_scaling_factor", self.routed_scaling_factor.into()),
+            ("swiglu_limit", self.swiglu_limit.into()),
+        ] {
+            if !(v > 0.0 && v.is_finite()) {
+                return fail(field, v.to_string(), "a positive number".into());
+            }
+        }
+        if self.yarn.is_some_and(|y| y.original_max_position_embeddings == 0) {
+            return fail("rope_scaling.original_max_position_embeddings", "0".into(), "a positive number".into());
+        }
+        if let Some(spark) = &self.dspark {
+            let layers = self.num_hidden_layers;
+            if spark.target_layer_ids.is_empty() || spark.target_layer_ids.iter().any(|&l| l as usize >= layers) {
+                let found = format!("{:?}", spark.target_layer_ids);
+                return fail("dspark_target_layer_ids", found, format!("layers below {layers}, at least one"));
+            }
+            if spark.block_size == 0 || spark.markov_rank == 0 || spark.markov_rank > 1 << 17 {
+                let found = format!("{}, {}", spark.block_size, spark.markov_rank);
+                return fail("dspark_block_size, dspark_markov_rank", found, "positive sizes".into());
+            }
+        }
+        Ok(())
     }
 
     /// Relations between fields that every later computation relies on.

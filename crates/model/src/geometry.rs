@@ -4,6 +4,8 @@
 //! of a block; a *unit* is the pages of all layers of a group, one contiguous range with one id. Units come in three
 //! sizes (buckets), each a single pool. Engine, backends, transfer and the memory calculator all read this one layout.
 
+use serde::Serialize;
+
 use crate::config::{LayerKind, ModelConfig};
 
 /// Native positions of one logical block.
@@ -16,7 +18,8 @@ pub const MAX_DRAFTS: u32 = 7;
 pub const C128_HEADER_BYTES: u32 = 64;
 
 /// Storage of a 512-wide entry (window, c4 main, c128 main).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum MainFormat {
     /// 448 e4m3 + 64 bf16 + 7 ue8m0 scales + 1 byte of padding (model.md 11.2).
     Fp8,
@@ -27,7 +30,8 @@ pub enum MainFormat {
 }
 
 /// Storage of a 128-wide index key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum IndexFormat {
     /// Hadamard, 128 e2m1 codes, 4 ue8m0 scales.
     Fp4,
@@ -80,7 +84,7 @@ impl IndexFormat {
 }
 
 /// Formats of the two kinds of cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct CacheFormats {
     /// Window, c4 main and c128 main entries.
     pub main: MainFormat,
@@ -138,7 +142,8 @@ impl Retention {
 }
 
 /// One of the three page sizes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Bucket {
     /// c4 main, window, c4 state, c128 state.
     Large,

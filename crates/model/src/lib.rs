@@ -7,6 +7,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod formats;
 pub mod geometry;
+pub mod inventory;
 pub mod memory;
 pub mod presets;
 pub mod tensors;
