@@ -1,5 +1,7 @@
 //! Tests of the CPU backend in one binary.
 
+#![allow(clippy::unwrap_used)]
+
 mod golden;
 mod invariance;
 mod rig;
