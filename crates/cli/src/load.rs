@@ -112,20 +112,28 @@ pub struct Loaded {
     pub summary: String,
 }
 
-/// Opens the model of `args`.
-pub fn open(args: &ModelArgs) -> Result<Loaded> {
+/// Opens the checkpoint of `args`.
+pub fn checkpoint(args: &ModelArgs) -> Result<Checkpoint> {
     if args.backend == BackendName::Cuda {
         bail!("this build has no CUDA backend yet; use --backend cpu");
     }
-    let (checkpoint, tokenizer, name) = match &args.model {
-        None => {
-            let ckpt = Checkpoint::embedded(tiny::NAME, tiny::CONFIG, tiny::SHARD).context("the embedded model")?;
-            (ckpt, Tokenizer::from_bytes(tiny::TOKENIZER)?, tiny::NAME.to_string())
-        }
+    match &args.model {
+        None => Checkpoint::embedded(tiny::NAME, tiny::CONFIG, tiny::SHARD).context("the embedded model"),
         Some(folder) => {
             source::check_folder(folder)?;
+            open_folder(folder)
+        }
+    }
+}
+
+/// Opens the model of `args`.
+pub fn open(args: &ModelArgs) -> Result<Loaded> {
+    let checkpoint = checkpoint(args)?;
+    let (tokenizer, name) = match &args.model {
+        None => (Tokenizer::from_bytes(tiny::TOKENIZER)?, tiny::NAME.to_string()),
+        Some(folder) => {
             let name = folder.file_name().map_or("model".into(), |n| n.to_string_lossy().into_owned());
-            (open_folder(folder)?, Tokenizer::from_file(folder)?, name)
+            (Tokenizer::from_file(folder)?, name)
         }
     };
     if tokenizer.vocab_size() as usize > checkpoint.config.vocab_size {

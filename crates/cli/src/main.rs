@@ -10,6 +10,7 @@ mod kv;
 mod libraries;
 mod load;
 mod output;
+mod prove;
 mod serve;
 mod source;
 mod units;
@@ -32,6 +33,8 @@ enum Command {
     Serve(Box<serve::Args>),
     /// Talk to a model in the terminal.
     Chat(chat::Args),
+    /// Show that requests give the same tokens and logits however they are served.
+    Prove(Box<prove::Args>),
     /// Memory calculator: where the bytes of the cache go.
     Kv(kv::Args),
     /// Show a checkpoint: configuration, layers, tensors, totals.
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
     let result = argv::normalise(std::env::args_os()).and_then(|args| match Cli::parse_from(args).command {
         Command::Serve(args) => serve::run(*args),
         Command::Chat(args) => chat::run(args),
+        Command::Prove(args) => prove::run(*args),
         Command::Kv(args) => kv::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Doctor(args) => doctor::run(args),

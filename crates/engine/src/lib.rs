@@ -6,6 +6,7 @@
 pub mod engine;
 pub mod handle;
 pub mod pool;
+pub mod proof;
 pub mod request;
 pub mod sim;
 pub mod step;

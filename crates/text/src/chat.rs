@@ -137,6 +137,16 @@ impl ChatPlan {
         self.conversation.thinking_mode
     }
 
+    /// Most tokens of an answer when the request names none: the vendor's limits, 8,192 without thinking, 65,536 with,
+    /// 131,072 at max effort. A bound matters, because the engine keeps room in the cache for what may be generated.
+    pub fn default_max_tokens(&self) -> u32 {
+        match (self.thinking(), self.conversation.reasoning_effort) {
+            (false, _) => 8_192,
+            (true, Some(ReasoningEffort::Max)) => 131_072,
+            (true, _) => 65_536,
+        }
+    }
+
     /// Renders the prompt.
     pub fn prompt(&self) -> Prompt {
         Prompt::render(&self.conversation)

@@ -1,0 +1,159 @@
+//! `longwave prove`: the same tokens and logits however they are served, shown on this machine with this model.
+//!
+//! A seeded set of requests runs plainly, one after the other, then again in every other way. Any difference is printed
+//! and makes the exit code 1. Assumes a CPU; the model is opened once per way.
+
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use longwave_cpu::backend::{CpuBackend, CpuOptions};
+use longwave_cpu::forward::Model;
+use longwave_cpu::simd::{self, Level};
+use longwave_engine::proof::{self, Answer, Comparison};
+use longwave_engine::request::Request;
+use longwave_engine::{Engine, EngineOptions};
+use longwave_model::{CacheFormats, Checkpoint};
+use serde_json::json;
+
+use crate::load::{self, ModelArgs};
+use crate::output;
+
+/// Arguments of `longwave prove`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Other numbers give other requests.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Requests of the set.
+    #[arg(long, default_value_t = 20)]
+    requests: usize,
+    /// More and longer requests: minutes instead of seconds.
+    #[arg(long)]
+    thorough: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One way of serving the set.
+struct Way {
+    name: &'static str,
+    /// Tokens of a step.
+    step_tokens: u32,
+    /// Sequences at once; 0 means one after the other.
+    seats: u32,
+    /// Largest chunk of a prompt.
+    chunk: Option<u32>,
+    /// Instruction set.
+    level: Level,
+    /// Threads; 0 means all.
+    threads: usize,
+}
+
+const PLAIN: Way = Way { name: "plain", step_tokens: 4096, seats: 0, chunk: None, level: Level::Avx512, threads: 0 };
+
+/// Every way but the plain one.
+fn ways() -> Vec<Way> {
+    let chunks = |name, n| Way { name, chunk: Some(n), ..PLAIN };
+    let batch = |name, step_tokens, seats| Way { name, step_tokens, seats, ..PLAIN };
+    vec![
+        chunks("chunks of 1", 1),
+        chunks("chunks of 3", 3),
+        chunks("chunks of 64", 64),
+        chunks("chunks of 129", 129),
+        batch("batch of 4, 33 tokens a step", 33, 4),
+        batch("batch of all, 256 tokens a step", 256, 64),
+        Way { threads: 1, ..batch("batch of all, one thread", 512, 64) },
+        Way { level: Level::Avx2, ..batch("batch of all, AVX2", 512, 64) },
+    ]
+}
+
+/// Runs the proof.
+pub fn run(args: Args) -> Result<()> {
+    let (count, longest, outputs) =
+        if args.thorough { (args.requests.max(48), 3000, 96) } else { (args.requests, 700, 24) };
+    let checkpoint = load::checkpoint(&args.model)?;
+    let vocab = checkpoint.config.vocab_size as u32;
+    let requests = proof::workload(args.seed, count, longest, outputs, 16.min(vocab - 1), vocab);
+    let prompt_tokens: usize = requests.iter().map(|r| r.prompt.len()).sum();
+    let title = format!("{} requests of {} prompt tokens in all, seed {}", requests.len(), prompt_tokens, args.seed);
+    if !args.json {
+        output::text(&format!("{title}\n\n{}", header()))?;
+    }
+    let started = Instant::now();
+    let plain = serve(&args.model, &checkpoint, &PLAIN, &requests)?;
+    let mut rows = Vec::new();
+    let mut equal = plain.iter().all(|a| a.failure.is_none());
+    let mut report = |name: &'static str, c: Comparison, seconds: f64| -> Result<()> {
+        if !args.json {
+            output::text(&line(name, &c, seconds))?;
+        }
+        equal &= c.is_equal();
+        rows.push((name, c, seconds));
+        Ok(())
+    };
+    report("plain", proof::compare(&plain, &plain), started.elapsed().as_secs_f64())?;
+    for way in ways() {
+        let started = Instant::now();
+        let answers = serve(&args.model, &checkpoint, &way, &requests)?;
+        report(way.name, proof::compare(&plain, &answers), started.elapsed().as_secs_f64())?;
+    }
+    if args.json {
+        let rows: Vec<_> = rows
+            .iter()
+            .map(|(name, c, seconds)| {
+                json!({"way": name, "requests": c.requests, "tokens": c.tokens, "differences": c.differences,
+                       "logit_differences": c.logit_differences, "max_logit_difference": c.max_logit_difference, "seconds": seconds})
+            })
+            .collect();
+        output::json(
+            &json!({"requests": requests.len(), "prompt_tokens": prompt_tokens, "seed": args.seed, "ways": rows, "equal": equal}),
+        )?;
+    }
+    if !equal {
+        bail!("not all ways gave the same tokens and logits; please report this with the model and the seed");
+    }
+    if !args.json {
+        output::text(&format!("\nNo token and no bit of a logit differs. {:.0} s\n", started.elapsed().as_secs_f64()))?;
+    }
+    Ok(())
+}
+
+/// Serves the set in one way.
+fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Request]) -> Result<Vec<Answer>> {
+    simd::set_level(way.level);
+    let mut pool = rayon::ThreadPoolBuilder::new();
+    if way.threads > 0 {
+        pool = pool.num_threads(way.threads);
+    }
+    let answers = pool.build()?.install(|| {
+        let formats = CacheFormats { main: args.kv_cache_dtype, index: args.index_cache_dtype };
+        let model = Model::new(checkpoint, args.numerics, formats);
+        let options =
+            CpuOptions { seats: way.seats.max(1), step_tokens: way.step_tokens, context: 8192, cache_bytes: 1 << 30 };
+        let engine_options = EngineOptions { max_chunk_tokens: way.chunk, ..EngineOptions::default() };
+        let mut engine = Engine::new(CpuBackend::new(model, options), engine_options);
+        if way.seats == 0 {
+            return requests.iter().map(|r| proof::serve(&mut engine, std::slice::from_ref(r), 1).remove(0)).collect();
+        }
+        proof::serve(&mut engine, requests, 2)
+    });
+    simd::set_level(Level::Avx512);
+    Ok(answers)
+}
+
+fn header() -> String {
+    format!(
+        "{:<34}{:>9}{:>9}{:>13}{:>22}{:>9}\n",
+        "way", "requests", "tokens", "differences", "max logit difference", "seconds"
+    )
+}
+
+fn line(name: &str, c: &Comparison, seconds: f64) -> String {
+    format!(
+        "{name:<34}{:>9}{:>9}{:>13}{:>22}{seconds:>9.1}\n",
+        c.requests, c.tokens, c.differences, c.max_logit_difference
+    )
+}
