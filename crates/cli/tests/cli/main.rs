@@ -11,5 +11,6 @@ mod calculator;
 mod configs;
 mod flags;
 mod program;
+mod talk;
 mod tiny;
 mod tools;

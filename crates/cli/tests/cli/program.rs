@@ -1,7 +1,7 @@
 //! Running the binary: to its end, or until it says that it is ready. A run that hangs is ended and fails the test.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,14 @@ fn command<S: AsRef<OsStr>>(args: &[S]) -> Command {
 
 /// Runs to the end; one minute at most.
 pub fn run<S: AsRef<OsStr>>(args: &[S]) -> Run {
-    let child = command(args).spawn().unwrap();
+    typed(args, "")
+}
+
+/// Runs to the end with `input` typed at its standard input; one minute at most.
+pub fn typed<S: AsRef<OsStr>>(args: &[S], input: &str) -> Run {
+    let mut child = command(args).stdin(Stdio::piped()).spawn().unwrap();
+    // A program that does not read its input closes the pipe: no failure here.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     let id = child.id();
     let (send, receive) = std::sync::mpsc::channel();
     std::thread::spawn(move || send.send(child.wait_with_output()));
