@@ -23,6 +23,8 @@ pub(super) enum Data {
     Fp8 {
         codes: Tensor,
         scales: Vec<f32>,
+        /// All scales are powers of two: a product may be scaled on either side without changing a bit.
+        exact: bool,
     },
     /// e2m1 with one ue8m0 byte per 32 columns.
     Fp4 {
@@ -56,11 +58,12 @@ impl Matrix {
             return Matrix { rows, cols, data: Data::Fp4 { codes, scales } };
         }
         let cols = codes.shape[1];
-        let scales = match scales.dtype {
-            DType::F8E8M0 => scales.bytes().iter().map(|&b| ue8m0::value(b)).collect(),
-            _ => scales.to_f32(),
+        let exact = scales.dtype == DType::F8E8M0;
+        let scales = match exact {
+            true => scales.bytes().iter().map(|&b| ue8m0::value(b)).collect(),
+            false => scales.to_f32(),
         };
-        Matrix { rows, cols, data: Data::Fp8 { codes, scales } }
+        Matrix { rows, cols, data: Data::Fp8 { codes, scales, exact } }
     }
 
     /// `(rows, cols)`.
@@ -73,7 +76,7 @@ impl Matrix {
         match &self.data {
             Data::F32(v) => 4 * v.len(),
             Data::Bf16(t) => t.bytes().len(),
-            Data::Fp8 { codes, scales } => codes.bytes().len() + 4 * scales.len(),
+            Data::Fp8 { codes, scales, .. } => codes.bytes().len() + 4 * scales.len(),
             Data::Fp4 { codes, scales } => codes.bytes().len() + scales.bytes().len(),
         }
     }
@@ -97,7 +100,7 @@ impl Matrix {
                     V::load_bf16(s).store(o);
                 }
             }
-            Data::Fp8 { codes, scales } => {
+            Data::Fp8 { codes, scales, .. } => {
                 let src = codes.bytes()[row * self.cols..(row + 1) * self.cols].as_chunks::<16>().0;
                 let blocks = self.cols.div_ceil(128);
                 let scales = &scales[(row / 128) * blocks..][..blocks];
@@ -121,6 +124,8 @@ pub(super) trait StoredRows: Copy {
     /// What one row is read from.
     type Row: Copy;
     fn row(self, i: usize) -> Self::Row;
+    /// The codes of some rows, to be prefetched; may be empty.
+    fn bytes(&self, rows: std::ops::Range<usize>) -> &[u8];
     fn chunk<V: Lanes>(row: Self::Row, c: usize) -> V;
 }
 
@@ -135,6 +140,10 @@ impl<'w> StoredRows for F32Rows<'w> {
     #[inline(always)]
     fn row(self, i: usize) -> Self::Row {
         self.v[i * self.k..(i + 1) * self.k].as_chunks::<16>().0
+    }
+    #[inline(always)]
+    fn bytes(&self, _: std::ops::Range<usize>) -> &[u8] {
+        &[]
     }
     #[inline(always)]
     fn chunk<V: Lanes>(row: Self::Row, c: usize) -> V {
@@ -153,6 +162,10 @@ impl<'w> StoredRows for Bf16Rows<'w> {
     #[inline(always)]
     fn row(self, i: usize) -> Self::Row {
         self.v[2 * i * self.k..2 * (i + 1) * self.k].as_chunks::<32>().0
+    }
+    #[inline(always)]
+    fn bytes(&self, rows: std::ops::Range<usize>) -> &[u8] {
+        &self.v[2 * rows.start * self.k..2 * rows.end * self.k]
     }
     #[inline(always)]
     fn chunk<V: Lanes>(row: Self::Row, c: usize) -> V {
@@ -177,6 +190,10 @@ impl<'w> StoredRows for Fp8Rows<'w> {
         (codes, &self.scales[(self.first + i) / 128 * blocks..][..blocks])
     }
     #[inline(always)]
+    fn bytes(&self, rows: std::ops::Range<usize>) -> &[u8] {
+        &self.v[rows.start * self.k..rows.end * self.k]
+    }
+    #[inline(always)]
     fn chunk<V: Lanes>(row: Self::Row, c: usize) -> V {
         V::load_e4m3(&row.0[c]).mul(V::splat(row.1[c / 8]))
     }
@@ -195,6 +212,10 @@ impl<'w> StoredRows for Fp4Rows<'w> {
     fn row(self, i: usize) -> Self::Row {
         let codes = self.v[i * self.k / 2..(i + 1) * self.k / 2].as_chunks::<8>().0;
         (codes, &self.scales[i * self.k / 32..(i + 1) * self.k / 32])
+    }
+    #[inline(always)]
+    fn bytes(&self, rows: std::ops::Range<usize>) -> &[u8] {
+        &self.v[rows.start * self.k / 2..rows.end * self.k / 2]
     }
     #[inline(always)]
     fn chunk<V: Lanes>(row: Self::Row, c: usize) -> V {

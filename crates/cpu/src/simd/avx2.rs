@@ -1,7 +1,7 @@
 //! Sixteen lanes in two AVX2 registers.
 //!
-//! Every function is `#[inline(always)]` and is only reached through `dispatch!`, inside a function compiled with AVX2
-//! and FMA on a CPU that has them.
+//! Every function is `#[inline(always)]` and is only reached through `dispatch!`, inside a function compiled with AVX2,
+//! FMA and F16C on a CPU that has them.
 
 use std::arch::x86_64::*;
 
@@ -64,23 +64,15 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
-    fn load_e4m3(x: &[u8; 16]) -> Self {
-        // See avx512.rs for the arithmetic.
-        // SAFETY: AVX2 present; the reference covers 16 bytes.
+    fn load_e4m3_small(x: &[u8; 16]) -> Self {
+        // See avx512.rs for the idea.
+        // SAFETY: AVX2 and F16C present; the reference covers 16 bytes.
         unsafe {
-            macro_rules! half {
-                ($p:expr) => {{
-                    let b = _mm256_cvtepu8_epi32(_mm_loadl_epi64($p.cast()));
-                    let magnitude = _mm256_slli_epi32::<20>(_mm256_and_si256(b, _mm256_set1_epi32(0x7f)));
-                    let sign = _mm256_slli_epi32::<24>(_mm256_and_si256(b, _mm256_set1_epi32(0x80)));
-                    let v = _mm256_mul_ps(
-                        _mm256_castsi256_ps(magnitude),
-                        _mm256_set1_ps(f32::from_bits((127 + 120) << 23)),
-                    );
-                    _mm256_castsi256_ps(_mm256_or_si256(_mm256_castps_si256(v), sign))
-                }};
-            }
-            Avx2(half!(x.as_ptr()), half!(x.as_ptr().add(8)))
+            let b = _mm256_cvtepu8_epi16(_mm_loadu_si128(x.as_ptr().cast()));
+            let magnitude = _mm256_slli_epi16::<7>(_mm256_and_si256(b, _mm256_set1_epi16(0x7f)));
+            let sign = _mm256_slli_epi16::<8>(_mm256_and_si256(b, _mm256_set1_epi16(0x80)));
+            let h = _mm256_or_si256(magnitude, sign);
+            Avx2(_mm256_cvtph_ps(_mm256_castsi256_si128(h)), _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(h)))
         }
     }
     #[inline(always)]

@@ -36,16 +36,15 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
-    fn load_e4m3(x: &[u8; 16]) -> Self {
-        // The seven magnitude bits land on exponent and mantissa of an f32 whose exponent is 120 too small; multiplying
-        // by 2^120 is exact and handles subnormal codes as well.
+    fn load_e4m3_small(x: &[u8; 16]) -> Self {
+        // The seven magnitude bits shifted into an f16: same mantissa and exponent fields, bias 15 instead of 7.
+        // Subnormal codes are subnormal there too, and the conversion handles them.
         // SAFETY: AVX-512 present; the reference covers 16 bytes.
         unsafe {
-            let b = _mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast()));
-            let magnitude = _mm512_slli_epi32::<20>(_mm512_and_si512(b, _mm512_set1_epi32(0x7f)));
-            let sign = _mm512_slli_epi32::<24>(_mm512_and_si512(b, _mm512_set1_epi32(0x80)));
-            let v = _mm512_mul_ps(_mm512_castsi512_ps(magnitude), _mm512_set1_ps(f32::from_bits((127 + 120) << 23)));
-            Avx512(_mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(v), sign)))
+            let b = _mm256_cvtepu8_epi16(_mm_loadu_si128(x.as_ptr().cast()));
+            let magnitude = _mm256_slli_epi16::<7>(_mm256_and_si256(b, _mm256_set1_epi16(0x7f)));
+            let sign = _mm256_slli_epi16::<8>(_mm256_and_si256(b, _mm256_set1_epi16(0x80)));
+            Avx512(_mm512_cvtph_ps(_mm256_or_si256(magnitude, sign)))
         }
     }
     #[inline(always)]

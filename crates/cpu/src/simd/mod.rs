@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 pub enum Level {
     /// Plain Rust: every architecture.
     Scalar = 1,
-    /// AVX2 and FMA.
+    /// AVX2, FMA and F16C.
     Avx2 = 2,
     /// AVX-512 F, BW, DQ, VL.
     Avx512 = 3,
@@ -54,7 +54,7 @@ pub fn best_level() -> Level {
         if avx512 {
             return Level::Avx512;
         }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
             return Level::Avx2;
         }
     }
@@ -95,8 +95,13 @@ pub trait Lanes: Copy {
     fn store(self, out: &mut [f32; 16]);
     /// Sixteen bf16 (little endian), widened.
     fn load_bf16(x: &[u8; 32]) -> Self;
+    /// Sixteen e4m3 codes as `2^-8` of their values: what the bits mean when read as f16. NaN codes are not treated.
+    fn load_e4m3_small(x: &[u8; 16]) -> Self;
     /// Sixteen e4m3 codes, widened; NaN codes are not treated.
-    fn load_e4m3(x: &[u8; 16]) -> Self;
+    #[inline(always)]
+    fn load_e4m3(x: &[u8; 16]) -> Self {
+        Self::load_e4m3_small(x).mul(Self::splat(256.0))
+    }
     /// Sixteen e2m1 codes in eight bytes, low nibble first, widened.
     fn load_e2m1(x: &[u8; 8]) -> Self;
     /// `self + b`.
@@ -164,6 +169,18 @@ pub trait Lanes: Copy {
     fn keep_above(self, x: Self, limit: f32) -> Self;
 }
 
+/// Asks the CPU to bring `bytes` into its caches; rows of a weight block are too short for it to guess.
+#[inline(always)]
+pub(crate) fn prefetch(bytes: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in bytes.chunks(64) {
+        // SAFETY: a prefetch reads nothing; the address is inside a slice. SSE is part of x86-64.
+        unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.as_ptr().cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = bytes;
+}
+
 /// `e^x` of one number with the same bits as [`Lanes::exp`].
 pub fn exp(x: f32) -> f32 {
     let mut out = [0.0; 16];
@@ -182,11 +199,11 @@ macro_rules! dispatch {
         $vis fn $name($($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             {
-                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
                 fn avx512($($arg: $ty),*) $(-> $ret)? {
                     $body::<$crate::simd::Avx512>($($arg),*)
                 }
-                #[target_feature(enable = "avx2,fma")]
+                #[target_feature(enable = "avx2,fma,f16c")]
                 fn avx2($($arg: $ty),*) $(-> $ret)? {
                     $body::<$crate::simd::Avx2>($($arg),*)
                 }

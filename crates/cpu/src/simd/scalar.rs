@@ -38,8 +38,8 @@ impl Lanes for Scalar {
         Scalar(std::array::from_fn(|i| bf16_value(u16::from_le_bytes([x[2 * i], x[2 * i + 1]]))))
     }
     #[inline(always)]
-    fn load_e4m3(x: &[u8; 16]) -> Self {
-        Scalar(x.map(e4m3::decode))
+    fn load_e4m3_small(x: &[u8; 16]) -> Self {
+        Scalar(x.map(|code| e4m3::decode(code) * (1.0 / 256.0)))
     }
     #[inline(always)]
     fn load_e2m1(x: &[u8; 8]) -> Self {

@@ -32,6 +32,7 @@ fn everything_body<V: Lanes>(seed: u64, out: &mut Vec<u32>) {
         std::array::from_fn(|i| (seed as u8).wrapping_mul(37).wrapping_add((i as u8).wrapping_mul(11)));
     let finite = bytes.map(|b| if b & 0x7f == 0x7f { b ^ 1 } else { b });
     put(V::load_e4m3(finite[..16].try_into().unwrap()));
+    put(V::load_e4m3_small(finite[16..].try_into().unwrap()));
     put(V::load_e2m1(bytes[..8].try_into().unwrap()));
     put(V::load_bf16(&bytes.map(|b| b & 0xbf)));
     let many: [V; 16] = std::array::from_fn(|i| V::load(&numbers(seed + 7 * i as u64)));
@@ -47,11 +48,11 @@ fn vector_levels_match_the_plain_one_bit_for_bit() {
         everything_body::<Scalar>(seed, &mut plain);
         #[cfg(target_arch = "x86_64")]
         {
-            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
             fn avx512(seed: u64, out: &mut Vec<u32>) {
                 everything_body::<Avx512>(seed, out)
             }
-            #[target_feature(enable = "avx2,fma")]
+            #[target_feature(enable = "avx2,fma,f16c")]
             fn avx2(seed: u64, out: &mut Vec<u32>) {
                 everything_body::<Avx2>(seed, out)
             }
