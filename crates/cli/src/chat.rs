@@ -1,5 +1,5 @@
 //! `longwave chat`: a line REPL over a model in this process. `/reset` forgets the conversation, Ctrl-C stops an answer
-//! (or, at the prompt, ends the program), an empty line or end of input leaves.
+//! (or, at the prompt, ends the program), the end of input leaves.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use longwave_engine::request::{Event, FinishReason, Request};
 use longwave_engine::step::{ReturnLogits, Sampling};
-use longwave_text::{ChatDefaults, ChatPlan, Effort, Reply, ReplyEnd, ReplyEvent};
+use longwave_text::{ChatDefaults, ChatPlan, Reply, ReplyEnd, ReplyEvent};
 use serde_json::{Map, Value, json};
 
 use crate::load::{self, Loaded, ModelArgs};
@@ -96,8 +96,8 @@ fn answer(model: &Loaded, args: &Args, messages: &[Value]) -> Result<Value> {
     let mut body = Map::new();
     body.insert("model".into(), Value::from(model.name.as_str()));
     body.insert("messages".into(), Value::from(messages));
-    let effort = if model.embedded { Effort::Low } else { Effort::High };
-    let plan = ChatPlan::from_body(&body, ChatDefaults { thinking: args.thinking, effort })?;
+    let defaults = ChatDefaults { thinking: args.thinking, table: model.efforts, ..ChatDefaults::default() };
+    let plan = ChatPlan::from_body(&body, defaults)?;
     let prompt = plan.prompt().encode(&model.tokenizer)?;
     let eos = model.tokenizer.markers().eos;
     let sampling = Sampling {

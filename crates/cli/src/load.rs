@@ -14,7 +14,7 @@ use longwave_engine::engine::EngineOptions;
 use longwave_engine::handle::{self, EngineHandle};
 use longwave_model::{CacheFormats, Checkpoint, IndexFormat, MainFormat};
 use longwave_serve::SamplingDefaults;
-use longwave_text::Tokenizer;
+use longwave_text::{EffortTable, Tokenizer};
 
 use crate::{source, units};
 
@@ -104,8 +104,8 @@ pub struct Loaded {
     pub tokenizer: Arc<Tokenizer>,
     /// Name for `/v1/models`.
     pub name: String,
-    /// Whether it is the embedded tiny model.
-    pub embedded: bool,
+    /// Which texts its efforts put into the prompt.
+    pub efforts: EffortTable,
     /// From generation_config.json.
     pub sampling: SamplingDefaults,
     /// One line about it.
@@ -144,6 +144,8 @@ pub fn open(args: &ModelArgs) -> Result<Loaded> {
         );
     }
     let formats = CacheFormats { main: args.kv_cache_dtype, index: args.index_cache_dtype };
+    // Checkpoints with the DSpark drafter are the retrained ones; the tiny model never saw an effort text either.
+    let efforts = if checkpoint.config.dspark.is_some() { EffortTable::July } else { EffortTable::April };
     let model = Model::new(&checkpoint, args.numerics, formats);
     let options = cpu_options(args, &checkpoint, formats)?;
     let summary = format!(
@@ -161,7 +163,7 @@ pub fn open(args: &ModelArgs) -> Result<Loaded> {
         engine,
         tokenizer: Arc::new(tokenizer),
         name,
-        embedded: args.model.is_none(),
+        efforts,
         sampling: sampling_defaults(args.model.as_deref())?,
         summary,
     })

@@ -9,7 +9,6 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use longwave_serve::{App, EngineApi, ServerOptions};
-use longwave_text::{ChatDefaults, Effort};
 
 use crate::load::{self, ModelArgs};
 use crate::units;
@@ -162,10 +161,7 @@ pub fn run(args: Args) -> Result<()> {
     options.served_model_names =
         if args.served_model_name.is_empty() { vec![model.name.clone()] } else { args.served_model_name };
     options.sampling = model.sampling;
-    if model.embedded {
-        // The tiny model never saw the effort text.
-        options.chat = ChatDefaults { effort: Effort::Low, ..options.chat };
-    }
+    options.chat.table = model.efforts;
     let api = EngineApi::of(&model.engine);
     let status = model.engine.status();
     let [large, middle, small] = status.units_total;
@@ -184,8 +180,26 @@ pub fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Resolves at Ctrl-C or SIGTERM.
+/// How long running requests may take after the first signal, seconds.
+const GRACE_S: u64 = 30;
+
+/// Resolves at Ctrl-C or SIGTERM. A second signal, or [`GRACE_S`] later, ends the process whatever still runs: a client
+/// that reads nothing must not keep a server alive.
 async fn shutdown_signal() {
+    signal().await;
+    tracing::info!("finishing the running requests, {GRACE_S} s at most; another signal ends at once");
+    tokio::spawn(async {
+        tokio::select! {
+            () = signal() => {}
+            () = tokio::time::sleep(std::time::Duration::from_secs(GRACE_S)) => {}
+        }
+        tracing::warn!("leaving with requests still running");
+        std::process::exit(0);
+    });
+}
+
+/// The next Ctrl-C or SIGTERM.
+async fn signal() {
     let interrupt = tokio::signal::ctrl_c();
     #[cfg(unix)]
     {
@@ -202,5 +216,4 @@ async fn shutdown_signal() {
     }
     #[cfg(not(unix))]
     drop(interrupt.await);
-    tracing::info!("finishing the running requests");
 }

@@ -1,7 +1,7 @@
 //! The CPU as a [`Backend`]: checks a step, applies its table changes, computes, samples.
 //!
 //! A step is computed when it is submitted; `collect` hands the result over. A step that reads or writes an unmapped
-//! block, a token out of range or more rows than planned is refused before anything changes.
+//! block, a token out of range or more rows than planned is refused before anything is computed.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! Buffers that are used again: after the first steps no op takes memory from the system.
+//! Large buffers that are used again, so that a step does not fault in fresh pages. Small lists are still allocated.
 //!
 //! A buffer's old contents stay in it; every op writes all of what it hands on. In debug builds they are overwritten
 //! with NaN, so that a forgotten write shows.
@@ -42,13 +42,6 @@ impl Scratch {
     pub fn copy(&self, x: &[f32]) -> Buffer {
         let mut b = self.take(x.len());
         b.copy_from_slice(x);
-        b
-    }
-
-    /// A buffer of zeros.
-    pub fn zeros(&self, len: usize) -> Buffer {
-        let mut b = self.take(len);
-        b.fill(0.0);
         b
     }
 }

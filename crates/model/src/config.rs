@@ -160,7 +160,7 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// The file is not JSON.
-    #[error("{path} is not valid JSON: {source}")]
+    #[error("{path} is not valid JSON")]
     Json {
         /// File that was read.
         path: String,

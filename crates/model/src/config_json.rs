@@ -313,7 +313,15 @@ fn rope(f: &mut Fields) -> Result<(f64, f64, Option<Yarn>), ConfigError> {
         return Ok((a, b, yarn_of(s, "rope_scaling")?));
     }
     // The reference program's spelling keeps YaRN's numbers at top level; original_seq_len 0 turns it off.
-    let Some(original) = f.get(&["original_seq_len"]) else { return Ok((a, b, None)) };
+    let Some(original) = f.get(&["original_seq_len"]) else {
+        // An explicit null says that there is no YaRN; silence would be a guess.
+        let said = f.map.contains_key("rope_scaling");
+        return if said {
+            Ok((a, b, None))
+        } else {
+            Err(ConfigError::Missing { field: "rope_scaling", hint: " (null turns YaRN off)".into() })
+        };
+    };
     let original = as_uint("original_seq_len", original)? as u32;
     let yarn = Yarn {
         factor: f.float(&["rope_factor"])?,

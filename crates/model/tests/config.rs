@@ -132,8 +132,8 @@ fn every_field_that_changes_results_is_needed() {
         "torch_dtype",
         "transformers_version",
     ];
-    // Fixed in V4: absent means the one value that exists. Without the MTP field there is no MTP module; without
-    // rope_scaling no YaRN; without quantization_config the storage is what the tensors say.
+    // Fixed in V4: absent means the one value that exists. Without the MTP field there is no MTP module;
+    // without quantization_config the storage is what the tensors say. An explicit null turns YaRN off.
     let fixed = [
         "num_key_value_heads",
         "scoring_func",
@@ -143,7 +143,6 @@ fn every_field_that_changes_results_is_needed() {
         "attention_bias",
         "tie_word_embeddings",
         "num_nextn_predict_layers",
-        "rope_scaling",
         "quantization_config",
     ];
     for key in released().as_object().unwrap().keys() {
@@ -157,6 +156,12 @@ fn every_field_that_changes_results_is_needed() {
             assert!(text.contains(&format!("`{key}`")), "{key}: {text}");
         }
     }
+}
+
+#[test]
+fn yarn_is_off_only_when_the_file_says_so() {
+    let config = ModelConfig::from_json(&with(released(), json!({"rope_scaling": null}))).unwrap();
+    assert_eq!(config.yarn, None);
 }
 
 #[test]

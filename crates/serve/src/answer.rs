@@ -133,6 +133,8 @@ impl Answer {
             Some(ReplyEvent::Reasoning(_)) => part.reasoning_logprobs.append(&mut self.held),
             // Tokens of tool markup are not reported.
             Some(_) => self.held.clear(),
+            // A marker (the end of the thought) belongs to neither; other tokens wait for the rest of a character.
+            None if self.tokenizer.is_added(token) => self.held.clear(),
             None => {}
         }
         part.events.append(&mut events);

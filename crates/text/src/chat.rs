@@ -31,19 +31,41 @@ pub enum Effort {
     Max,
 }
 
-/// What a request that says nothing gets.
+/// Which texts the efforts put into the prompt: a property of the checkpoint (model.md 9.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EffortTable {
+    /// The first release: only max effort has a text, the one that high effort has today.
+    April,
+    /// The 0731 release and later: a text for high and one for max.
+    July,
+}
+
+impl EffortTable {
+    /// The effort whose text is rendered for a request of `effort`.
+    fn rendered(self, effort: Effort) -> Effort {
+        match (self, effort) {
+            (EffortTable::July, effort) => effort,
+            (EffortTable::April, Effort::Max) => Effort::High,
+            (EffortTable::April, _) => Effort::Low,
+        }
+    }
+}
+
+/// What a request that says nothing gets, and how efforts are rendered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChatDefaults {
     /// Thinking on.
     pub thinking: bool,
     /// Effort while thinking.
     pub effort: Effort,
+    /// The served checkpoint's texts.
+    pub table: EffortTable,
 }
 
 impl Default for ChatDefaults {
     /// Thinking with high effort, as the vendor's servers do.
     fn default() -> Self {
-        ChatDefaults { thinking: true, effort: Effort::High }
+        ChatDefaults { thinking: true, effort: Effort::High, table: EffortTable::July }
     }
 }
 
@@ -86,6 +108,11 @@ impl ChatPlan {
                 "a forced tool call is not possible while thinking; use \"auto\", or add \"thinking\": {\"type\": \"disabled\"}",
             ));
         }
+        if body.get("response_format").and_then(|f| f.get("type")).and_then(Value::as_str) == Some("regex") {
+            let why =
+                "regex is not supported: output is not constrained; use json_schema, which is put into the prompt";
+            return Err(ChatError::field("response_format", why));
+        }
         let (response_format, json_object) = match optional(body, "response_format")? {
             // The vendor insists on the word "json" in the messages; a local server need not.
             Some(vendor::ChatCompletionResponseFormat::JsonObject) => (None, true),
@@ -122,7 +149,7 @@ impl ChatPlan {
         if json_object {
             conversation.response_format = ResponseFormat::JsonObject;
         }
-        conversation.reasoning_effort = thinking.then_some(match effort {
+        conversation.reasoning_effort = thinking.then_some(match defaults.table.rendered(effort) {
             Effort::Low => ReasoningEffort::Low,
             Effort::High => ReasoningEffort::High,
             Effort::Max => ReasoningEffort::Max,

@@ -11,7 +11,7 @@ pub mod prompt;
 pub mod reply;
 pub mod tokenizer;
 
-pub use chat::{ChatDefaults, ChatError, ChatPlan, Effort};
+pub use chat::{ChatDefaults, ChatError, ChatPlan, Effort, EffortTable};
 pub use detokenizer::Detokenizer;
 pub use prompt::Prompt;
 pub use reply::{Reply, ReplyEnd, ReplyEvent, ReplyFinish, ReplyOptions, ReplyStart};

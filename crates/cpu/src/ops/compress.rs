@@ -112,7 +112,7 @@ pub fn entry(u: &mut [f32], norm: &[f32], eps: f32, angles: &Angles, profile: Pr
     }
     rms_norm(u, norm, eps, inner, e);
     angles.rotate(e);
-    if profile.rounds() {
+    if inner.rounds() {
         round_slice(e);
     }
     u.copy_from_slice(e);

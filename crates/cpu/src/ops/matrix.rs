@@ -81,11 +81,6 @@ impl Matrix {
         }
     }
 
-    /// Whether inputs are quantised to FP8 before the product (model.md 2.3).
-    pub fn quantises_input(&self) -> bool {
-        matches!(self.data, Data::Fp8 { .. } | Data::Fp4 { .. })
-    }
-
     /// Widens row `row` into `out`.
     #[inline(always)]
     pub(crate) fn widen<V: Lanes>(&self, row: usize, out: &mut [f32]) {

@@ -31,7 +31,8 @@ pub struct Site {
 }
 
 fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + exp(-x))
+    // `exp` ends at 88; beyond it the sigmoid is 0 to f32 precision.
+    1.0 / (1.0 + exp((-x).min(88.0)))
 }
 
 /// Sinkhorn normalisation (model.md 5.2): row softmax plus eps, then columns, then `iters - 1` times rows and columns.
@@ -152,6 +153,15 @@ mod tests {
                 assert!((c[i][j] - want[i][j]).abs() < 1e-6, "{i} {j}: {} {}", c[i][j], want[i][j]);
             }
             assert!((c[i].iter().sum::<f32>() - 0.999999).abs() < 2e-6);
+        }
+    }
+
+    #[test]
+    fn sigmoid_is_right_far_out() {
+        assert!((sigmoid(0.0) - 0.5).abs() < 1e-7);
+        for x in [1.0f32, 20.0, 87.0, 89.0, 95.0, 100.0, 1e4, f32::INFINITY] {
+            let want = |x: f32| (1.0 / (1.0 + (-f64::from(x)).exp())) as f32;
+            assert!((sigmoid(x) - want(x)).abs() < 1e-6 && (sigmoid(-x) - want(-x)).abs() < 1e-6, "{x}");
         }
     }
 

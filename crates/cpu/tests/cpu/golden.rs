@@ -272,7 +272,7 @@ fn fp8_cache_and_fp4_index_agree_in_picks_and_tokens() {
 
 #[test]
 fn a_prompt_fed_token_by_token_agrees_as_well() {
-    for prompt in ["short", "tool"] {
+    for prompt in PROMPTS {
         let g = read(&format!("{prompt}.exact"));
         let mut rig = Rig::new(Profile::Exact, EXACT, 1, g.ids.len() as u32 + 80);
         let ours = run(&mut rig, &g.ids, g.greedy[0], 1);

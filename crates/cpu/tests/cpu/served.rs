@@ -103,7 +103,7 @@ fn chunk_limits_of_the_engine_change_nothing() {
 }
 
 #[test]
-fn a_step_with_an_unmapped_block_is_refused_before_anything_changes() {
+fn a_step_with_an_unmapped_block_is_refused_before_anything_is_computed() {
     use longwave_engine::step::{BackendError, Seat, SeqStep, Step};
     let mut b = backend(64, 2, 64 << 20);
     let seq = SeqStep {

@@ -35,10 +35,10 @@ pub fn scale_fp4(amax: f32) -> u8 {
     ceil_log2_byte(amax.max(FLOOR_FP4) * (1.0 / 6.0))
 }
 
-/// `1 / value(byte)` for bytes 1..=253, exact.
+/// `1 / value(byte)` for bytes 1..=253, exact; 0 for the bytes of infinite groups, so that nothing overflows.
 #[inline]
 pub fn inverse(byte: u8) -> f32 {
-    f32::from_bits((254 - u32::from(byte)) << 23)
+    f32::from_bits(254u32.saturating_sub(u32::from(byte)) << 23)
 }
 
 #[cfg(test)]

@@ -187,7 +187,7 @@ fn q7_q11_q12_one_precedence_for_every_spelling_of_the_switch() {
     ] {
         assert_eq!(ends(extra.clone()), want, "{extra}");
     }
-    let low = ChatDefaults { thinking: true, effort: Effort::Low };
+    let low = ChatDefaults { effort: Effort::Low, ..ChatDefaults::default() };
     let plan = ChatPlan::from_body(&body(json!({"messages": hello()})), low).unwrap();
     assert!(!plan.prompt().text.contains("Effort"));
 }
@@ -363,4 +363,19 @@ fn a_missing_or_broken_tokenizer_says_what_to_do() {
     let other = String::from_utf8(data).unwrap().replace("<｜User｜>", "<|user|>");
     let foreign = longwave_text::Tokenizer::from_bytes(other.as_bytes()).unwrap_err();
     assert!(foreign.to_string().contains("<｜User｜>"), "{foreign}");
+}
+
+/// The first release knows one effort text, for max effort; asking it for high must not put a later release's text in.
+#[test]
+fn efforts_follow_the_checkpoint() {
+    use longwave_text::EffortTable;
+    let plan = |effort: &str, table| {
+        let body = serde_json::json!({"messages": [{"role": "user", "content": "Hello"}], "reasoning_effort": effort});
+        let defaults = ChatDefaults { table, ..ChatDefaults::default() };
+        ChatPlan::from_body(body.as_object().unwrap(), defaults).unwrap().prompt().text
+    };
+    let (april, july) = (|e| plan(e, EffortTable::April), |e| plan(e, EffortTable::July));
+    assert_eq!(april("high"), july("low"));
+    assert_eq!(april("max"), july("high"));
+    assert_ne!(april("max"), july("max"));
 }
