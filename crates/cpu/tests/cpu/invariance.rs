@@ -71,7 +71,7 @@ fn m9_seventeen_requests_together_equal_their_solo_runs() {
     let alone: Vec<Vec<f32>> =
         prompts.iter().enumerate().map(|(i, p)| in_chunks(&mut solo, i as u32, p, &[4096])).collect();
     let mut rig = Rig::new(Profile::Serving, CACHE, 17, 1024);
-    let mut at = vec![0usize; 17];
+    let mut at = [0usize; 17];
     let mut got: Vec<Vec<f32>> = vec![Vec::new(); 17];
     let mut round = 0;
     while at.iter().zip(&prompts).any(|(a, p)| *a < p.len()) {

@@ -1,5 +1,7 @@
 //! Tests of the CPU backend in one binary.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic as tests do")]
+
 mod golden;
 mod invariance;
 mod rig;

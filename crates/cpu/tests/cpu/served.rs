@@ -19,7 +19,8 @@ fn backend(step_tokens: u32, seats: u32, cache_bytes: u64) -> CpuBackend {
 
 fn request(prompt: Vec<Token>, max_tokens: u32, seed: u64) -> Request {
     // Half of the requests sample: their tokens must not depend on the batch either.
-    let sampling = Sampling { temperature: if seed % 2 == 0 { 0.0 } else { 0.8 }, seed, ..Sampling::default() };
+    let sampling =
+        Sampling { temperature: if seed.is_multiple_of(2) { 0.0 } else { 0.8 }, seed, ..Sampling::default() };
     Request {
         prompt,
         max_tokens,
