@@ -145,7 +145,7 @@ pub fn open(args: &ModelArgs) -> Result<Loaded> {
         formats.index.name(),
         units::show_bytes(options.cache_bytes),
     );
-    let engine = handle::start(CpuBackend::new(model, options), EngineOptions::default());
+    let engine = handle::start(CpuBackend::new(model, options)?, EngineOptions::default());
     Ok(Loaded {
         engine,
         tokenizer: Arc::new(tokenizer),
@@ -182,7 +182,8 @@ fn cpu_options(args: &ModelArgs, ckpt: &Checkpoint, formats: CacheFormats) -> Re
     let one = layout.bytes(layout.long_lived_units()) * blocks + 2 * layout.bytes(layout.sliding_units(0));
     let useful = one.saturating_mul(u64::from(args.max_num_seqs));
     let cache_bytes = args.kv_cache_memory_bytes.unwrap_or_else(|| useful.min(free_memory() / 4));
-    Ok(CpuOptions { seats: args.max_num_seqs, step_tokens: args.max_num_batched_tokens, context, cache_bytes })
+    let (seats, step_tokens) = (args.max_num_seqs, args.max_num_batched_tokens);
+    Ok(CpuOptions { seats, step_tokens, context, cache_bytes, drafts: 0 })
 }
 
 /// Memory that the system could give us now; 4 GiB where it does not say.

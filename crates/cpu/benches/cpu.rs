@@ -79,9 +79,10 @@ impl Rig {
     fn new(context: u32) -> Rig {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/tiny");
         let ckpt = Checkpoint::open(&folder, &mut |_| {}).expect("the tiny checkpoint");
-        let options = CpuOptions { seats: 1, step_tokens: 4096, context, cache_bytes: 8 << 30 };
+        let options = CpuOptions { seats: 1, step_tokens: 4096, context, cache_bytes: 8 << 30, drafts: 0 };
         Rig {
-            backend: CpuBackend::new(Model::new(&ckpt, Profile::Serving, FORMATS), options),
+            backend: CpuBackend::new(Model::new(&ckpt, Profile::Serving, FORMATS), options)
+                .expect("no drafts, no faults"),
             step: 0,
             mapped: false,
             context,
