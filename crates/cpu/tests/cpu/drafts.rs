@@ -2,7 +2,7 @@
 //! read the whole text from the start.
 
 use longwave_cpu::backend::{CpuBackend, CpuOptions, OpenError};
-use longwave_cpu::forward::Model;
+use longwave_cpu::forward::{Model, Seen};
 use longwave_cpu::numerics::Profile;
 use longwave_cpu::ops::sample;
 use longwave_engine::engine::EngineOptions;
@@ -129,6 +129,15 @@ fn drafts_are_those_of_a_module_that_read_the_whole_text() {
         // As the golden vectors have it, with the row of a token at the position before it: only rounding differs.
         let golden = rig.mtp(0, 0, &streams[..n * width], &text[1..], None);
         let whole = rig.mtp_from(1, 0, 1, &streams[..n * width], &text[1..], None);
+        // How often the module foresees what the model would choose after each token of the text.
+        let choices = |logits: Vec<f32>| -> Vec<Token> {
+            logits.chunks(rig.model.config.vocab_size).map(sample::argmax).collect()
+        };
+        let all_rows: Vec<usize> = (0..n).collect();
+        let foreseen = choices(rig.model.logits(&rig.model.mtp_top(&whole, &all_rows)));
+        let chosen = choices(rig.logits(&streams, &(1..=n).collect::<Vec<_>>()));
+        let same = foreseen.iter().zip(&chosen).filter(|(a, b)| a == b).count();
+        println!("{name}: the module foresees {same} of {n} choices along the text");
         // The last step may have gone on past the end of the answer.
         let steps: Vec<_> = drafts_of(&log).into_iter().filter(|s| (s.0 as usize) < text.len()).collect();
         assert!(!steps.is_empty());
@@ -147,6 +156,39 @@ fn drafts_are_those_of_a_module_that_read_the_whole_text() {
     }
     println!("{near} of {all} first drafts are those of rows one position earlier");
     assert!(near * 100 >= all * 97);
+}
+
+/// What drafting computes (keys alone in chunks, the last rows in no block, one full row) has the bits of one pass of the
+/// module over the whole text.
+#[test]
+fn keys_alone_and_rows_ahead_give_the_bits_of_a_whole_pass() {
+    let text = golden::read("text300.cache").ids;
+    let n = text.len() as u32 - 1;
+    let mut rig = Rig::new(Profile::Serving, CACHE, 2, 320);
+    let width = 4 * rig.model.config.hidden_size;
+    let streams = rig.batch(&[(0, 0, &text, 0)], None);
+    let part = |from: u32, to: u32| &streams[(from as usize - 1) * width..(to as usize - 1) * width];
+    let mut keys = Vec::new();
+    let mut tap = |_: usize, seen: Seen| {
+        if let Seen::Kv(kv) = seen {
+            keys = kv.to_vec();
+        }
+    };
+    let whole = rig.mtp_from(1, 0, 1, part(1, n + 1), &text[1..], Some(&mut tap));
+    let mut at = 1;
+    for (i, to) in [2, 3, 60, 127, 128, 129, 130, 200, 256, 257, 299].into_iter().enumerate() {
+        let to = to.min(n);
+        // Seat 1 knows the rows before `from`; up to seven after them are only handed over.
+        let from = to.saturating_sub(i as u32 % 8).max(at);
+        rig.mtp_keys(1, at, part(at, from), &text[at as usize..from as usize]);
+        let ahead = &keys[(from as usize - 1) * 512..(to as usize - 1) * 512];
+        let row = rig.mtp_ahead(1, to, part(to, to + 1), text[to as usize], ahead);
+        let want = &whole[(to as usize - 1) * width..to as usize * width];
+        assert!(row.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits()), "position {to}, {} ahead", to - from);
+        let top = |rig: &Rig, x: &[f32]| rig.model.logits(&rig.model.mtp_top(x, &[0]));
+        assert_eq!(top(&rig, &row), top(&rig, want));
+        at = from;
+    }
 }
 
 #[test]

@@ -80,6 +80,19 @@ impl Rig {
         self.model.mtp(streams, next, &rows, &mut self.cache, tap).to_vec()
     }
 
+    /// Stores the MTP module's window rows of positions from `start` on, as drafting does.
+    pub fn mtp_keys(&mut self, seat: u32, start: u32, streams: &[f32], next: &[Token]) {
+        let rows = [Rows::new(0..next.len(), start, 0, SeqTables::new(&self.tables, Seat(seat)))];
+        self.model.mtp_keys(streams, next, &rows, &mut self.cache);
+    }
+
+    /// One row of the MTP module at `position`, with window rows `ahead` that are in no block.
+    pub fn mtp_ahead(&mut self, seat: u32, position: u32, streams: &[f32], next: Token, ahead: &[f32]) -> Vec<f32> {
+        let rows = Rows::new(0..1, position, 0, SeqTables::new(&self.tables, Seat(seat)));
+        let rows = [Rows { oldest: 1, ahead: Some(ahead), ..rows }];
+        self.model.mtp(streams, &[next], &rows, &mut self.cache, None).to_vec()
+    }
+
     pub fn tables(&self, seat: u32) -> SeqTables<'_> {
         SeqTables::new(&self.tables, Seat(seat))
     }
