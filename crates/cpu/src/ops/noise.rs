@@ -50,6 +50,29 @@ const LN_2: f64 = std::f64::consts::LN_2;
 /// What `LN_2` lacks of the logarithm of two.
 const LN_2_REST: f64 = 2.319_046_813_846_299_6e-17;
 
+/// 1/3, 1/5, ... of the series of atanh.
+const ODD_PARTS: [f64; 11] = {
+    let mut c = [0.0; 11];
+    let mut k = 0;
+    while k < 11 {
+        c[k] = 1.0 / (2 * k + 3) as f64;
+        k += 1;
+    }
+    c
+};
+
+/// 1/0!, 1/1!, ... of the series of exp.
+const FACTORIALS: [f64; 15] = {
+    let mut c = [1.0; 15];
+    let (mut k, mut product) = (1, 1.0);
+    while k < 15 {
+        product *= k as f64;
+        c[k] = 1.0 / product;
+        k += 1;
+    }
+    c
+};
+
 /// Natural logarithm of a normal positive number, to a few units of the last place.
 pub fn ln(x: f64) -> f64 {
     let bits = x.to_bits();
@@ -62,8 +85,8 @@ pub fn ln(x: f64) -> f64 {
     // ln m = 2 atanh f, |f| <= 0.172.
     let f = (m - 1.0) / (m + 1.0);
     let (f2, mut s) = (f * f, 0.0);
-    for k in (1..=11).rev() {
-        s = (s + 1.0 / f64::from(2 * k + 1)) * f2;
+    for c in ODD_PARTS.iter().rev() {
+        s = (s + c) * f2;
     }
     e as f64 * LN_2 + (2.0 * f + 2.0 * f * s)
 }
@@ -75,9 +98,9 @@ pub fn exp(x: f64) -> f64 {
     }
     let k = (x / LN_2).round();
     let r = (x - k * LN_2) - k * LN_2_REST;
-    let mut s = 1.0;
-    for i in (1..=14).rev() {
-        s = 1.0 + s * r / f64::from(i);
+    let mut s = 0.0;
+    for c in FACTORIALS.iter().rev() {
+        s = s * r + c;
     }
     s * f64::from_bits(((k as i64 + 1023) as u64) << 52)
 }
