@@ -71,6 +71,43 @@ pub struct ModelArgs {
     /// Rounding of intermediate values on the CPU: serving (as GPU engines round) or reference (as the released program).
     #[arg(long, default_value = "serving", value_parser = profile)]
     pub numerics: Profile,
+    /// Tokens that the model's MTP module drafts per step, 0 to 7. Drafts change the speed, never the tokens.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=MOST_DRAFTS))]
+    pub num_speculative_tokens: u32,
+    /// The same as vLLM writes it: {"method": "mtp", "num_speculative_tokens": 3}.
+    #[arg(long, value_parser = speculative_config, conflicts_with = "num_speculative_tokens")]
+    pub speculative_config: Option<u32>,
+}
+
+const MOST_DRAFTS: i64 = longwave_model::geometry::MAX_DRAFTS as i64;
+
+impl ModelArgs {
+    /// Drafts per sequence and step.
+    fn drafts(&self) -> u32 {
+        self.speculative_config.unwrap_or(self.num_speculative_tokens)
+    }
+}
+
+/// Reads vLLM's JSON. What is not known here is refused: it would have changed something there.
+fn speculative_config(text: &str) -> Result<u32, String> {
+    let form = r#"{"method": "mtp", "num_speculative_tokens": 3}"#;
+    let json: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(text).map_err(|e| format!("it is not a JSON object ({e}); write {form}"))?;
+    if let Some(key) = json.keys().find(|k| !["method", "num_speculative_tokens"].contains(&k.as_str())) {
+        return Err(format!("the key {key:?} has no meaning here; write {form}"));
+    }
+    match json.get("method").and_then(|v| v.as_str()) {
+        Some("mtp" | "deepseek_mtp") => {}
+        Some(other) => {
+            return Err(format!(
+                "the method {other:?} is not supported; mtp is, which drafts with the checkpoint's own module"
+            ));
+        }
+        None => return Err(format!("the method is missing; write {form}")),
+    }
+    let count = json.get("num_speculative_tokens").and_then(|v| v.as_i64());
+    let count = count.filter(|n| (0..=MOST_DRAFTS).contains(n)).and_then(|n| u32::try_from(n).ok());
+    count.ok_or_else(|| format!("num_speculative_tokens must be a number from 0 to {MOST_DRAFTS}"))
 }
 
 /// Format of the main cache, by the names of `--kv-cache-dtype`.
@@ -149,7 +186,7 @@ pub fn open(args: &ModelArgs) -> Result<Loaded> {
     let model = Model::new(&checkpoint, args.numerics, formats);
     let options = cpu_options(args, &checkpoint, formats)?;
     let summary = format!(
-        "{} ({}), {} on {} threads, cache {} main and {} index, {} for it",
+        "{} ({}), {} on {} threads, cache {} main and {} index, {} for it{}",
         name,
         checkpoint.config.describe(),
         longwave_cpu::simd::level().name(),
@@ -157,8 +194,10 @@ pub fn open(args: &ModelArgs) -> Result<Loaded> {
         formats.main.name(),
         formats.index.name(),
         units::show_bytes(options.cache_bytes),
+        if options.drafts > 0 { format!(", {} drafts per step", options.drafts) } else { String::new() },
     );
-    let engine = handle::start(CpuBackend::new(model, options), EngineOptions::default());
+    let backend = CpuBackend::new(model, options)?;
+    let engine = handle::start(backend, EngineOptions { drafts: options.drafts, ..EngineOptions::default() });
     Ok(Loaded {
         engine,
         tokenizer: Arc::new(tokenizer),
@@ -192,10 +231,16 @@ fn cpu_options(args: &ModelArgs, ckpt: &Checkpoint, formats: CacheFormats) -> Re
     };
     let layout = longwave_model::CacheLayout::new(&ckpt.config, formats);
     let blocks = u64::from(context.div_ceil(longwave_model::geometry::LOGICAL_BLOCK));
-    let one = layout.bytes(layout.long_lived_units()) * blocks + 2 * layout.bytes(layout.sliding_units(0));
+    let one = layout.bytes(layout.long_lived_units()) * blocks + 2 * layout.bytes(layout.sliding_units(args.drafts()));
     let useful = one.saturating_mul(u64::from(args.max_num_seqs));
     let cache_bytes = args.kv_cache_memory_bytes.unwrap_or_else(|| useful.min(free_memory() / 4));
-    Ok(CpuOptions { seats: args.max_num_seqs, step_tokens: args.max_num_batched_tokens, context, cache_bytes })
+    Ok(CpuOptions {
+        seats: args.max_num_seqs,
+        step_tokens: args.max_num_batched_tokens,
+        context,
+        cache_bytes,
+        drafts: args.drafts(),
+    })
 }
 
 /// Memory that the system could give us now; 4 GiB where it does not say.
@@ -222,4 +267,26 @@ fn sampling_defaults(folder: Option<&Path>) -> Result<SamplingDefaults> {
     out.top_p = number("top_p").map_or(out.top_p, |v| v as f32);
     out.top_k = number("top_k").map_or(out.top_k, |v| v as u32);
     Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_speculative_config_is_read_or_says_what_to_write() {
+        assert_eq!(speculative_config(r#"{"method":"mtp","num_speculative_tokens":3}"#), Ok(3));
+        assert_eq!(speculative_config(r#"{"num_speculative_tokens": 0, "method": "deepseek_mtp"}"#), Ok(0));
+        let refused = |text: &str, part: &str| {
+            let e = speculative_config(text).unwrap_err();
+            assert!(e.contains(part), "{text}: {e}");
+        };
+        refused(r#"{"method":"ngram","num_speculative_tokens":3}"#, "\"ngram\" is not supported; mtp is");
+        refused(r#"{"num_speculative_tokens":3}"#, "the method is missing");
+        refused(r#"{"method":"mtp"}"#, "a number from 0 to 7");
+        refused(r#"{"method":"mtp","num_speculative_tokens":8}"#, "a number from 0 to 7");
+        refused(r#"{"method":"mtp","num_speculative_tokens":"3"}"#, "a number from 0 to 7");
+        refused(r#"{"method":"mtp","num_speculative_tokens":3,"model":"x"}"#, "\"model\" has no meaning here");
+        refused("mtp", "not a JSON object");
+    }
 }

@@ -46,13 +46,22 @@ struct Way {
     seats: u32,
     /// Largest chunk of a prompt.
     chunk: Option<u32>,
+    /// Draft tokens per sequence and step.
+    drafts: u32,
     /// Instruction set.
     level: Level,
     /// Threads; 0 means all.
     threads: usize,
 }
 
-const PLAIN: Way = Way { name: "plain", step_tokens: 4096, seats: 0, chunk: None, level: Level::Avx512, threads: 0 };
+const PLAIN: Way =
+    Way { name: "plain", step_tokens: 4096, seats: 0, chunk: None, drafts: 0, level: Level::Avx512, threads: 0 };
+
+impl Way {
+    fn named(self, name: &'static str) -> Way {
+        Way { name, ..self }
+    }
+}
 
 /// Every way but the plain one.
 fn ways() -> Vec<Way> {
@@ -65,6 +74,9 @@ fn ways() -> Vec<Way> {
         chunks("chunks of 129", 129),
         batch("batch of 4, 33 tokens a step", 33, 4),
         batch("batch of all, 256 tokens a step", 256, 64),
+        Way { drafts: 1, ..batch("drafts of 1", 512, 64) },
+        Way { drafts: 3, ..batch("drafts of 3, 33 tokens a step", 33, 4) },
+        Way { drafts: 7, ..PLAIN.named("drafts of 7, one by one") },
         Way { threads: 1, ..batch("batch of all, one thread", 512, 64) },
         Way { level: Level::Avx2, ..batch("batch of all, AVX2", 512, 64) },
     ]
@@ -95,7 +107,8 @@ pub fn run(args: Args) -> Result<()> {
         Ok(())
     };
     report("plain", proof::compare(&plain, &plain), started.elapsed().as_secs_f64())?;
-    for way in ways() {
+    let drafter = checkpoint.config.num_nextn_predict_layers > 0;
+    for way in ways().into_iter().filter(|w| w.drafts == 0 || drafter) {
         let started = Instant::now();
         let answers = serve(&args.model, &checkpoint, &way, &requests)?;
         report(way.name, proof::compare(&plain, &answers), started.elapsed().as_secs_f64())?;
@@ -128,20 +141,29 @@ fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Reque
     if way.threads > 0 {
         pool = pool.num_threads(way.threads);
     }
-    let answers = pool.build()?.install(|| {
+    let answers: Result<Vec<Answer>> = pool.build()?.install(|| {
         let formats = CacheFormats { main: args.kv_cache_dtype, index: args.index_cache_dtype };
         let model = Model::new(checkpoint, args.numerics, formats);
-        let options =
-            CpuOptions { seats: way.seats.max(1), step_tokens: way.step_tokens, context: 8192, cache_bytes: 1 << 30 };
-        let engine_options = EngineOptions { max_chunk_tokens: way.chunk, ..EngineOptions::default() };
-        let mut engine = Engine::new(CpuBackend::new(model, options), engine_options);
+        let options = CpuOptions {
+            seats: way.seats.max(1),
+            step_tokens: way.step_tokens,
+            context: 8192,
+            cache_bytes: 1 << 30,
+            drafts: way.drafts,
+        };
+        let engine_options =
+            EngineOptions { max_chunk_tokens: way.chunk, drafts: way.drafts, ..EngineOptions::default() };
+        let mut engine = Engine::new(CpuBackend::new(model, options)?, engine_options);
         if way.seats == 0 {
-            return requests.iter().map(|r| proof::serve(&mut engine, std::slice::from_ref(r), 1).remove(0)).collect();
+            return Ok(requests
+                .iter()
+                .map(|r| proof::serve(&mut engine, std::slice::from_ref(r), 1).remove(0))
+                .collect());
         }
-        proof::serve(&mut engine, requests, 2)
+        Ok(proof::serve(&mut engine, requests, 2))
     });
     simd::set_level(Level::Avx512);
-    Ok(answers)
+    answers
 }
 
 fn header() -> String {

@@ -1,7 +1,7 @@
 //! Tokens per second of the tiny model on this machine's CPU, beside what the machine can do: read bandwidth over a
 //! buffer larger than the caches and fused multiply-adds from registers, measured in the same run. Prints JSON lines.
 //!
-//! `cargo bench -p longwave-cpu` (all), `-- decode`, `-- prefill 32768`.
+//! `cargo bench -p longwave-cpu` (all), `-- decode`, `-- prefill 32768`, `-- drafts`.
 
 use std::time::Instant;
 
@@ -9,6 +9,8 @@ use longwave_cpu::backend::{CpuBackend, CpuOptions};
 use longwave_cpu::forward::Model;
 use longwave_cpu::numerics::Profile;
 use longwave_cpu::simd::{self, Lanes};
+use longwave_engine::engine::{Engine, EngineOptions};
+use longwave_engine::request::{Event, Request};
 use longwave_engine::step::*;
 use longwave_model::{CacheFormats, CacheLayout, Checkpoint, IndexFormat, MainFormat};
 use rayon::prelude::*;
@@ -67,6 +69,57 @@ fn peaks() -> (f64, f64) {
     (flops / 1e12, data.len() as f64 * 4.0 / best / 1e9)
 }
 
+fn testdata() -> std::path::PathBuf {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata")
+}
+
+fn backend(options: CpuOptions) -> CpuBackend {
+    let ckpt = Checkpoint::open(&testdata().join("tiny"), &mut |_| {}).expect("the tiny checkpoint");
+    CpuBackend::new(Model::new(&ckpt, Profile::Serving, FORMATS), options).expect("the tiny model drafts")
+}
+
+/// Prompt ids of a golden vector.
+fn golden(name: &str) -> Vec<Token> {
+    let bytes = std::fs::read(testdata().join(format!("golden/{name}.cache.safetensors"))).expect("golden vectors");
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("a good file");
+    let ids = tensors.tensor("ids").expect("golden vectors hold their ids");
+    ids.data().chunks(8).map(|c| i64::from_le_bytes(c.try_into().expect("eight bytes")) as Token).collect()
+}
+
+/// Generates after a golden prompt, one request at a time, greedily and with 5 seeds at temperature 1. Returns tokens
+/// per second, counted after the first token, and what to print beside it.
+fn drafts(name: &str, drafts: u32) -> (f64, String) {
+    let options = CpuOptions { seats: 1, step_tokens: 4096, context: 4096, cache_bytes: 256 << 20, drafts };
+    let mut engine = Engine::new(backend(options), EngineOptions { drafts, ..EngineOptions::default() });
+    let prompt = golden(name);
+    let (mut seconds, mut tokens) = (0.0, 0);
+    for seed in 0..6 {
+        let temperature = if seed == 0 { 0.0 } else { 1.0 };
+        let request = Request {
+            prompt: prompt.clone(),
+            max_tokens: 200,
+            min_tokens: 0,
+            stop_tokens: vec![1],
+            sampling: Sampling { temperature, seed, ..Sampling::default() },
+            priority: 0,
+            salt: 0,
+            logits: ReturnLogits::No,
+        };
+        engine.submit(request, Box::new(|_: Event| ())).expect("an empty queue");
+        engine.step();
+        let (start, before) = (Instant::now(), engine.status().output_tokens);
+        while engine.step() {}
+        seconds += start.elapsed().as_secs_f64();
+        tokens += engine.status().output_tokens - before;
+    }
+    let s = engine.status();
+    let counts = format!(
+        "\"tokens\":{tokens},\"steps\":{},\"proposed\":{},\"accepted\":{}",
+        s.steps, s.drafts_proposed, s.drafts_accepted
+    );
+    (tokens as f64 / seconds, counts)
+}
+
 /// A backend with one seat whose whole context is mapped.
 struct Rig {
     backend: CpuBackend,
@@ -77,15 +130,8 @@ struct Rig {
 
 impl Rig {
     fn new(context: u32) -> Rig {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/tiny");
-        let ckpt = Checkpoint::open(&folder, &mut |_| {}).expect("the tiny checkpoint");
-        let options = CpuOptions { seats: 1, step_tokens: 4096, context, cache_bytes: 8 << 30 };
-        Rig {
-            backend: CpuBackend::new(Model::new(&ckpt, Profile::Serving, FORMATS), options),
-            step: 0,
-            mapped: false,
-            context,
-        }
+        let options = CpuOptions { seats: 1, step_tokens: 4096, context, cache_bytes: 8 << 30, drafts: 0 };
+        Rig { backend: backend(options), step: 0, mapped: false, context }
     }
 
     fn run(&mut self, start: u32, tokens: Vec<Token>) {
@@ -159,6 +205,19 @@ fn main() {
                 bytes / s / 1e9,
                 bytes / s / 1e9 / gbs
             );
+        }
+    }
+    if what == "all" || what == "drafts" {
+        for name in ["short", "tool"] {
+            // The best of some rounds over all depths: a busy machine slows single runs.
+            let depths = [0, 1, 2, 3, 5];
+            let rounds: Vec<Vec<(f64, String)>> =
+                (0..4).map(|_| depths.iter().map(|&depth| drafts(name, depth)).collect()).collect();
+            for (i, depth) in depths.iter().enumerate() {
+                let best = rounds.iter().map(|r| r[i].0).fold(0.0, f64::max);
+                let counts = &rounds[0][i].1;
+                println!("{{\"drafts\":{{\"prompt\":\"{name}\",\"depth\":{depth},\"tokens_s\":{best:.1},{counts}}}}}");
+            }
         }
     }
     if what == "all" || what == "prefill" {

@@ -17,9 +17,10 @@ use crate::ops::index::{self, TopK};
 use crate::ops::linear::{linear, linear_rows};
 use crate::ops::norm::rms_norm;
 use crate::ops::rope::Angles;
-use crate::ops::rows::{load_index, load_main, round_index, store_main};
+use crate::ops::rows::{load_index, load_main, round_index};
 use crate::scratch::Buffer;
 use crate::weights::{Attention, Indexer};
+use crate::window::{self, WindowRows};
 
 /// Query rows (tokens x heads) that share a tile of entries.
 const ROWS_PER_TASK: usize = 64;
@@ -42,7 +43,7 @@ pub fn forward(
     let mut xq = model.scratch.copy(x);
     model.quantise(&mut xq);
     let mut qr = projected_norm(model, &xq, &a.wq_a, &a.q_norm);
-    let mut kv = projected_norm(model, &xq, &a.wkv, &a.kv_norm);
+    let mut kv = keys(model, a, &xq, &angles);
     model.quantise(&mut qr);
     let mut q = model.scratch.take(t * h * 512);
     linear(&qr, &a.wq_b, &mut q);
@@ -56,10 +57,6 @@ pub fn forward(
             profile.round(&mut y);
             head.copy_from_slice(&y);
         }
-    });
-    kv.par_chunks_mut(512).zip(&angles).with_min_len(64).for_each(|(kv, angles)| {
-        angles.rotate(kv);
-        profile.round(kv);
     });
 
     let window = cache.place(CacheKind::Window, l).expect("every layer has a window");
@@ -101,6 +98,28 @@ pub fn forward(
     output(model, a, &o)
 }
 
+/// Stores the window rows of inputs `x` `[T, D]` where their blocks are mapped, and computes nothing else.
+pub fn store_keys(model: &Model, l: usize, a: &Attention, x: &[f32], seqs: &[Rows], cache: &mut Cache) {
+    let angles = angles(model, a.kind, seqs, x.len() / model.config.hidden_size);
+    let mut xq = model.scratch.copy(x);
+    model.quantise(&mut xq);
+    let mut kv = keys(model, a, &xq, &angles);
+    let place = cache.place(CacheKind::Window, l).expect("every layer has a window");
+    for s in seqs {
+        window::store(model, &mut kv, place, s, cache);
+    }
+}
+
+/// Window rows `[T, 512]` of quantised inputs: projected, normalised and rotated (model.md 6.2), not yet as stored.
+fn keys(model: &Model, a: &Attention, xq: &[f32], angles: &[Angles]) -> Buffer {
+    let mut kv = projected_norm(model, xq, &a.wkv, &a.kv_norm);
+    kv.par_chunks_mut(512).zip(angles).with_min_len(64).for_each(|(kv, angles)| {
+        angles.rotate(kv);
+        model.profile.round(kv);
+    });
+    kv
+}
+
 /// Rotation of every row of the batch.
 fn angles(model: &Model, kind: LayerKind, seqs: &[Rows], t: usize) -> Vec<Angles> {
     let f = if kind == LayerKind::Window { &model.freq_main } else { &model.freq_compressed };
@@ -123,52 +142,6 @@ fn projected_norm(model: &Model, x: &[f32], w: &crate::ops::matrix::Matrix, norm
         .with_min_len(64)
         .for_each(|(o, y)| rms_norm(y, norm, model.config.rms_norm_eps, model.profile, o));
     out
-}
-
-/// Window rows of one sequence: the step's own and up to 127 before them, as stored, from a multiple of [`TILE`] on.
-struct WindowRows {
-    first: u32,
-    rows: Buffer,
-}
-
-impl WindowRows {
-    /// Stores the step's rows (in `kv`, which becomes what was stored) and reads the earlier ones from their pages.
-    fn build(model: &Model, kv: &mut [f32], place: Place, s: &Rows, cache: &mut Cache) -> WindowRows {
-        let from = s.start.saturating_sub(model.config.sliding_window - 1);
-        let first = from - from % TILE as u32;
-        let mut rows = model.scratch.take((s.end() - first) as usize * 512);
-        // Rows before the window are in the first tile but never visible.
-        rows[..(from - first) as usize * 512].fill(0.0);
-        for p in from..s.start {
-            let page = cache.page(place, s.tables.must(place, p));
-            load_main(
-                model.formats.main,
-                page,
-                (p % place.block_tokens) as usize,
-                place.rows,
-                &mut rows[(p - first) as usize * 512..][..512],
-            );
-        }
-        // One row is rounded once: encode, keep the decoded values, copy the bytes where the block is mapped.
-        let mut page = vec![0; model.formats.main.row_bytes() as usize];
-        for (i, r) in s.rows.clone().enumerate() {
-            let p = s.start + i as u32;
-            let row = &mut kv[r * 512..(r + 1) * 512];
-            store_main(model.formats.main, row, &mut page, 0, 1);
-            if let Some(block) = s.tables.block(place, p) {
-                store_main(
-                    model.formats.main,
-                    row,
-                    cache.page_mut(place, block),
-                    (p % place.block_tokens) as usize,
-                    place.rows,
-                );
-            }
-            load_main(model.formats.main, &page, 0, 1, row);
-            rows[(p - first) as usize * 512..][..512].copy_from_slice(row);
-        }
-        WindowRows { first, rows }
-    }
 }
 
 /// Entries that every row's query picks in a c4 layer, ascending (model.md 6.5).
@@ -315,14 +288,15 @@ fn core(
 fn window_tiles(model: &Model, state: &mut State, q: &[f32], w: &WindowRows, p0: u32, m: usize) {
     let h = model.config.num_attention_heads;
     let reach = model.config.sliding_window - 1;
-    let (from, to) = (p0.saturating_sub(reach), p0 + m as u32);
+    let oldest = |p: u32| p.saturating_sub(reach).max(w.oldest);
+    let (from, to) = (oldest(p0), p0 + m as u32);
     let mut t0 = from - from % TILE as u32;
     while t0 < to {
         let n = TILE.min((to - t0) as usize);
         let visible: Vec<(usize, usize)> = (0..m as u32)
             .map(|j| {
                 let p = p0 + j;
-                let (a, b) = (p.saturating_sub(reach).max(t0), (p + 1).min(t0 + n as u32));
+                let (a, b) = (oldest(p).max(t0), (p + 1).min(t0 + n as u32));
                 if a >= b { (0, 0) } else { ((a - t0) as usize, (b - t0) as usize) }
             })
             .collect();

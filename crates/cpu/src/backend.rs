@@ -1,7 +1,8 @@
 //! The CPU as a [`Backend`]: checks a step, applies its table changes, computes, samples.
 //!
 //! A step is computed when it is submitted; `collect` hands the result over. A step that reads or writes an unmapped
-//! block, a token out of range or more rows than planned is refused before anything is computed.
+//! block, a token out of range or more rows than planned is refused before anything is computed. Drafts are refused at
+//! open when the checkpoint has no module that makes them.
 
 use std::collections::VecDeque;
 
@@ -10,9 +11,11 @@ use longwave_engine::step::{
     StepResult, Ticket, Token,
 };
 use longwave_engine::tables::SeatTables;
-use longwave_model::geometry::{CacheLayout, MAX_DRAFTS};
+use longwave_model::geometry::{CacheKind, CacheLayout, MAX_DRAFTS};
+use thiserror::Error;
 
 use crate::cache::{Cache, SeqTables};
+use crate::drafts::{Drafter, Turn};
 use crate::forward::{Model, Rows};
 use crate::ops::sample;
 
@@ -27,6 +30,27 @@ pub struct CpuOptions {
     pub context: u32,
     /// Bytes for all cache pools.
     pub cache_bytes: u64,
+    /// Most drafts per sequence and step; 0 leaves the MTP module out.
+    pub drafts: u32,
+}
+
+/// Why a backend cannot be opened.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum OpenError {
+    /// Drafts without a drafter.
+    #[error(
+        "{drafts} draft tokens need an MTP module, and this checkpoint has none (num_nextn_predict_layers is 0); ask for 0"
+    )]
+    NoDrafter {
+        /// Asked for.
+        drafts: u32,
+    },
+    /// More than a rejection can take back.
+    #[error("{drafts} draft tokens are more than {MAX_DRAFTS}, which is what the cache can take back")]
+    TooManyDrafts {
+        /// Asked for.
+        drafts: u32,
+    },
 }
 
 /// A model on the CPU.
@@ -36,14 +60,15 @@ pub struct CpuBackend {
     tables: SeatTables,
     limits: Limits,
     last_sampled: Vec<Token>,
+    drafter: Option<Drafter>,
     done: VecDeque<StepResult>,
 }
 
 /// Splits `bytes` over the pools so that they run out together: as many logical blocks as fit beside the sliding caches
-/// of `seats` sequences.
-pub fn plan_units(layout: &CacheLayout, seats: u32, bytes: u64) -> [u32; 3] {
+/// of `seats` sequences with `drafts` drafts each.
+pub fn plan_units(layout: &CacheLayout, seats: u32, drafts: u32, bytes: u64) -> [u32; 3] {
     // A prefill step holds the old and the new window at once, hence twice the sliding units.
-    let sliding = layout.sliding_units(0).map(|u| 2 * u * seats);
+    let sliding = layout.sliding_units(drafts).map(|u| 2 * u * seats);
     let long = layout.long_lived_units();
     let rest = bytes.saturating_sub(layout.bytes(sliding));
     let blocks = (rest / layout.bytes(long).max(1)).min(u64::from(u32::MAX / 4)) as u32;
@@ -52,26 +77,34 @@ pub fn plan_units(layout: &CacheLayout, seats: u32, bytes: u64) -> [u32; 3] {
 
 impl CpuBackend {
     /// Opens a backend. The pools take memory only as they are used.
-    pub fn new(model: Model, options: CpuOptions) -> CpuBackend {
+    pub fn new(model: Model, options: CpuOptions) -> Result<CpuBackend, OpenError> {
+        let drafts = options.drafts;
+        if drafts > MAX_DRAFTS {
+            return Err(OpenError::TooManyDrafts { drafts });
+        }
+        if drafts > 0 && !model.has_mtp() {
+            return Err(OpenError::NoDrafter { drafts });
+        }
         let layout = CacheLayout::new(&model.config, model.formats);
-        let units = plan_units(&layout, options.seats, options.cache_bytes);
+        let units = plan_units(&layout, options.seats, drafts, options.cache_bytes);
         let limits = Limits {
             seats: options.seats,
             step_tokens: options.step_tokens,
             context: options.context.min(model.config.max_position_embeddings),
             units,
-            drafts: 0,
+            drafts,
             in_flight: 1,
             vocab: model.config.vocab_size as u32,
         };
-        CpuBackend {
+        Ok(CpuBackend {
+            drafter: (drafts > 0).then(|| Drafter::new(&model, options.seats, drafts)),
             tables: SeatTables::new(&layout, options.seats),
             cache: Cache::new(layout, units),
             last_sampled: vec![0; options.seats as usize],
             done: VecDeque::new(),
             model,
             limits,
-        }
+        })
     }
 
     /// The model, for pictures and proofs.
@@ -94,40 +127,39 @@ impl CpuBackend {
                 return Err(format!("token {t} is not below the vocabulary size {}", self.limits.vocab));
             }
         }
-        let layout = self.cache.layout();
-        for (g, spec) in layout.groups.iter().enumerate() {
-            let table = self.tables.table(seq.seat, g);
+        if seq.want_drafts > self.limits.drafts {
+            let most = self.limits.drafts;
+            return Err(format!("seat {} wants {} drafts, the limit is {most}", seq.seat.0, seq.want_drafts));
+        }
+        for (g, spec) in self.cache.layout().groups.iter().enumerate() {
             // Long-lived entries are read from the beginning and written up to the end; windows are read from the first
             // row that is still needed.
-            let (from, to) =
-                if spec.is_sliding() { (spec.retention.first_needed(seq.start), seq.start) } else { (0, end) };
-            if from >= to {
-                continue;
+            if spec.is_sliding() {
+                self.check_blocks(seq, g, spec.retention.first_needed(seq.start), seq.start)?;
+            } else {
+                self.check_blocks(seq, g, 0, end)?;
             }
-            for index in from / spec.block_tokens..=(to - 1) / spec.block_tokens {
-                match table.get(index) {
-                    None => return Err(format!("seat {}: block {index} of {:?} is not mapped", seq.seat.0, spec.kind)),
-                    Some(b) if b.0 >= self.limits.units[spec.bucket as usize] => {
-                        return Err(format!(
-                            "seat {}: block id {} is past the {} pool",
-                            seq.seat.0,
-                            b.0,
-                            spec.bucket.name()
-                        ));
-                    }
-                    Some(_) => {}
-                }
+            // The drafter reads the window that the next step will read.
+            if seq.want_drafts > 0 && spec.kind == CacheKind::Window {
+                self.check_blocks(seq, g, spec.retention.first_needed(end - seq.drafts), end)?;
             }
-            for &(_, b) in table.sparse() {
-                if b.0 >= self.limits.units[spec.bucket as usize] {
-                    return Err(format!(
-                        "seat {}: block id {} is past the {} pool",
-                        seq.seat.0,
-                        b.0,
-                        spec.bucket.name()
-                    ));
-                }
-            }
+        }
+        Ok(())
+    }
+
+    /// Refuses when positions `from..to` of a group are not mapped, or a mapped block does not exist.
+    fn check_blocks(&self, seq: &SeqStep, group: usize, from: u32, to: u32) -> Result<(), String> {
+        let spec = &self.cache.layout().groups[group];
+        let table = self.tables.table(seq.seat, group);
+        let (seat, units, pool) = (seq.seat.0, self.limits.units[spec.bucket as usize], spec.bucket.name());
+        let exists = |b: BlockId| match b.0 >= units {
+            true => Err(format!("seat {seat}: block id {} is past the {pool} pool", b.0)),
+            false => Ok(()),
+        };
+        table.sparse().iter().try_for_each(|&(_, b)| exists(b))?;
+        for index in from / spec.block_tokens..to.div_ceil(spec.block_tokens) {
+            let block = table.get(index);
+            exists(block.ok_or_else(|| format!("seat {seat}: block {index} of {:?} is not mapped", spec.kind))?)?;
         }
         Ok(())
     }
@@ -142,12 +174,7 @@ impl CpuBackend {
         for s in &step.seqs {
             let range = from..from + s.tokens.len();
             from = range.end;
-            rows.push(Rows {
-                rows: range,
-                start: s.start,
-                drafts: s.drafts,
-                tables: SeqTables::new(&self.tables, s.seat),
-            });
+            rows.push(Rows::new(range, s.start, s.drafts, SeqTables::new(&self.tables, s.seat)));
         }
         let streams = self.model.trunk(&tokens, &rows, &mut self.cache, None);
 
@@ -177,7 +204,29 @@ impl CpuBackend {
             }
             result.seqs.push(out);
         }
+        if let Some(drafter) = &mut self.drafter {
+            let turns: Vec<Turn> =
+                step.seqs.iter().zip(rows).zip(&result.seqs).map(|((s, r), out)| turn(s, r, &tokens, out)).collect();
+            let drafts = drafter.advance(&self.model, &mut self.cache, &turns, &streams);
+            for (out, drafts) in result.seqs.iter_mut().zip(drafts) {
+                out.drafts = drafts;
+            }
+        }
         result
+    }
+}
+
+/// What the drafter needs to know of a sequence whose drafts were verified; `tokens` are those of the batch.
+fn turn<'a>(s: &'a SeqStep, rows: Rows<'a>, tokens: &'a [Token], out: &SeqResult) -> Turn<'a> {
+    let accepted = out.tokens.len().saturating_sub(1) as u32;
+    Turn {
+        seat: s.seat,
+        fresh: s.fresh,
+        tokens: &tokens[rows.rows.clone()],
+        committed: rows.end() - s.drafts + accepted,
+        rows,
+        sampled: out.tokens.last().copied().zip(s.sample.as_ref()),
+        want: s.want_drafts,
     }
 }
 

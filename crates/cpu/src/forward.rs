@@ -1,4 +1,4 @@
-//! The forward pass over the tokens of a step (model.md 4): embedding, blocks, head, and the MTP module.
+//! The forward pass over the tokens of a step (model.md 4): embedding, blocks and head.
 //!
 //! Tokens of all sequences are rows of one batch. Row-wise steps run over the batch; attention and compressors run per
 //! sequence. No value depends on which other rows are present.
@@ -44,9 +44,19 @@ pub struct Rows<'a> {
     pub drafts: u32,
     /// Its block tables.
     pub tables: SeqTables<'a>,
+    /// First position that has a window row.
+    pub oldest: u32,
+    /// In a drafting pass: window rows `[n, 512]` of the `n` positions before `start`, which no block holds. The rows of
+    /// such a pass are not stored either.
+    pub ahead: Option<&'a [f32]>,
 }
 
-impl Rows<'_> {
+impl<'a> Rows<'a> {
+    /// Rows of a sequence whose positions all have window rows and whose rows are stored where they are mapped.
+    pub fn new(rows: Range<usize>, start: u32, drafts: u32, tables: SeqTables<'a>) -> Rows<'a> {
+        Rows { rows, start, drafts, tables, oldest: 0, ahead: None }
+    }
+
     /// Position after the last row.
     pub fn end(&self) -> u32 {
         self.start + self.rows.len() as u32
@@ -69,7 +79,7 @@ pub enum Seen<'a> {
     Selected(&'a [Vec<u32>]),
 }
 
-/// Receives intermediate values: (layer, value). For golden vectors and pictures.
+/// Receives intermediate values: (layer, value). For golden vectors, pictures and window rows of drafts.
 pub type Tap<'a> = &'a mut dyn FnMut(usize, Seen);
 
 /// Rows of a batch per parallel piece of row-wise work.
@@ -118,48 +128,8 @@ impl Model {
         out
     }
 
-    /// The MTP module over a batch (model.md 8.1): `streams` of the main model `[T, 4, D]` and the token after each row.
-    /// Returns its own streams `[T, 4, D]`; its window rows go to the cache under layer `num_hidden_layers`.
-    pub fn mtp(&self, streams: &[f32], next: &[Token], seqs: &[Rows], cache: &mut Cache, tap: Option<Tap>) -> Buffer {
-        let mtp = self.weights.mtp.as_ref().expect("the checkpoint has an MTP module");
-        let (d, t, eps, profile) = (self.config.hidden_size, next.len(), self.config.rms_norm_eps, self.profile);
-        let mut e = self.scratch.take(t * d);
-        for (row, &token) in e.chunks_mut(d).zip(next) {
-            let mut wide = vec![0.0; d];
-            embed(&self.weights.embed, token as usize, &mut wide);
-            rms_norm(&wide, &mtp.enorm, eps, profile, row);
-        }
-        let mut h = self.scratch.take(t * 4 * d);
-        h.par_chunks_mut(d)
-            .zip(streams.par_chunks(d))
-            .with_min_len(64)
-            .for_each(|(h, x)| rms_norm(x, &mtp.hnorm, eps, profile, h));
-        let mut pe = self.scratch.take(t * d);
-        let mut x = self.scratch.take(t * 4 * d);
-        self.quantise(&mut e);
-        self.quantise(&mut h);
-        linear(&e, &mtp.e_proj, &mut pe);
-        linear(&h, &mtp.h_proj, &mut x);
-        profile.round(&mut pe);
-        profile.round(&mut x);
-        for (x, pe) in x.chunks_mut(4 * d).zip(pe.chunks(d)) {
-            for s in x.chunks_mut(d) {
-                s.iter_mut().zip(pe).for_each(|(a, b)| *a += b);
-                profile.round(s);
-            }
-        }
-        let mut tap = tap;
-        self.block(self.config.num_hidden_layers, &mtp.block, next, &mut x, seqs, cache, &mut tap);
-        x
-    }
-
-    /// Normalised hidden states of rows of the MTP module's streams; [`Model::logits`] takes them.
-    pub fn mtp_top(&self, streams: &[f32], rows: &[usize]) -> Vec<f32> {
-        let mtp = self.weights.mtp.as_ref().expect("the checkpoint has an MTP module");
-        self.collapse(streams, rows, &mtp.head, &mtp.norm)
-    }
-
-    fn collapse(&self, streams: &[f32], rows: &[usize], mixer: &Mixer, norm: &[f32]) -> Vec<f32> {
+    /// Normalised hidden states of rows of streams, mixed by a head.
+    pub(crate) fn collapse(&self, streams: &[f32], rows: &[usize], mixer: &Mixer, norm: &[f32]) -> Vec<f32> {
         let d = self.config.hidden_size;
         let x: Vec<f32> = rows.iter().flat_map(|&r| &streams[r * 4 * d..(r + 1) * 4 * d]).copied().collect();
         let mut dots = vec![0.0; rows.len() * 4];
@@ -174,7 +144,7 @@ impl Model {
     }
 
     /// One block, in place on the streams.
-    fn block(
+    pub(crate) fn block(
         &self,
         l: usize,
         b: &Block,
@@ -196,7 +166,7 @@ impl Model {
     }
 
     /// `hc_pre` and the sublayer's norm.
-    fn hc_in(&self, x: &[f32], mixer: &Mixer, norm: &[f32]) -> (Buffer, Vec<Mix>) {
+    pub(crate) fn hc_in(&self, x: &[f32], mixer: &Mixer, norm: &[f32]) -> (Buffer, Vec<Mix>) {
         let d = self.config.hidden_size;
         let t = x.len() / (4 * d);
         let mut dots = self.scratch.take(t * 24);

@@ -14,5 +14,8 @@ pub mod weights;
 
 mod attention;
 mod compressors;
+mod drafts;
 mod moe;
+mod mtp;
+mod window;
 mod work;

@@ -44,6 +44,13 @@ impl Scratch {
         b.copy_from_slice(x);
         b
     }
+
+    /// A buffer of zeros.
+    pub fn zeros(&self, len: usize) -> Buffer {
+        let mut b = self.take(len);
+        b.fill(0.0);
+        b
+    }
 }
 
 impl Deref for Buffer {

@@ -51,7 +51,7 @@ pub struct Sampling {
     pub top_k: u32,
     /// Least probability relative to the best; 0 is off.
     pub min_p: f32,
-    /// Seed of the request. The random number of a position is a hash of (seed, position): no state to carry.
+    /// Seed of the request. The noise of a token is a hash of (seed, position, token): no state to carry.
     pub seed: u64,
     /// How many of the best log-probabilities to report with the chosen token's own; `None` reports nothing.
     pub top_logprobs: Option<u32>,

@@ -12,6 +12,7 @@ pub mod index;
 pub mod linear;
 pub mod matrix;
 pub mod mhc;
+pub mod noise;
 pub mod norm;
 pub mod rope;
 pub mod router;

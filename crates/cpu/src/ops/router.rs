@@ -41,7 +41,7 @@ mod tests {
     fn the_case_of_the_specification() {
         let logits = [2.0, -1.0, 0.5, 0.0, 3.0, -3.0, 1.0, 1.5];
         let bias = [0.0, 0.9, 0.0, 0.0, -2.0, 0.0, 0.0, 0.0];
-        let want = [1.458399, 0.559698, 0.986953, 0.832555, 1.746020, 0.220425, 1.145976, 1.304382];
+        let want = [1.458399, 0.559698, 0.986953, 0.832555, 1.74602, 0.220425, 1.145976, 1.304382];
         assert!(logits.iter().zip(want).all(|(&l, w)| (score(l) - w).abs() < 2e-6));
         let mut out = Vec::new();
         scored(&logits, &bias, 3, 1.5, &mut out);

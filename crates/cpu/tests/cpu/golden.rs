@@ -15,15 +15,15 @@ use crate::rig::{CACHE, EXACT, Rig, testdata};
 
 const PROMPTS: [&str; 4] = ["short", "text300", "tool", "needle2000"];
 
-struct Golden {
+pub struct Golden {
     f: HashMap<String, (Vec<usize>, Vec<f32>)>,
-    ids: Vec<Token>,
+    pub ids: Vec<Token>,
     greedy: Vec<Token>,
     selected: HashMap<usize, Vec<Vec<u32>>>,
 }
 
 /// `LONGWAVE_GOLDEN` may name the folder of the untrimmed vectors.
-fn read(name: &str) -> Golden {
+pub fn read(name: &str) -> Golden {
     let folder = std::env::var("LONGWAVE_GOLDEN").map(Into::into).unwrap_or_else(|_| testdata().join("golden"));
     let bytes = std::fs::read(folder.join(format!("{name}.safetensors"))).unwrap();
     let st = SafeTensors::deserialize(&bytes).unwrap();

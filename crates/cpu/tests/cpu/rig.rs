@@ -57,19 +57,40 @@ impl Rig {
             assert!(seat < self.seats);
             let from = tokens.len();
             tokens.extend_from_slice(t);
-            rows.push(Rows {
-                rows: from..tokens.len(),
-                start,
-                drafts,
-                tables: SeqTables::new(&self.tables, Seat(seat)),
-            });
+            rows.push(Rows::new(from..tokens.len(), start, drafts, SeqTables::new(&self.tables, Seat(seat))));
         }
         self.model.trunk(&tokens, &rows, &mut self.cache, tap).to_vec()
     }
 
     pub fn mtp(&mut self, seat: u32, start: u32, streams: &[f32], next: &[Token], tap: Option<Tap>) -> Vec<f32> {
-        let rows = [Rows { rows: 0..next.len(), start, drafts: 0, tables: SeqTables::new(&self.tables, Seat(seat)) }];
+        self.mtp_from(0, seat, start, streams, next, tap)
+    }
+
+    /// [`Rig::mtp`] where positions before `oldest` have no window rows.
+    pub fn mtp_from(
+        &mut self,
+        oldest: u32,
+        seat: u32,
+        start: u32,
+        streams: &[f32],
+        next: &[Token],
+        tap: Option<Tap>,
+    ) -> Vec<f32> {
+        let rows = [Rows { oldest, ..Rows::new(0..next.len(), start, 0, SeqTables::new(&self.tables, Seat(seat))) }];
         self.model.mtp(streams, next, &rows, &mut self.cache, tap).to_vec()
+    }
+
+    /// Stores the MTP module's window rows of positions from `start` on, as drafting does.
+    pub fn mtp_keys(&mut self, seat: u32, start: u32, streams: &[f32], next: &[Token]) {
+        let rows = [Rows::new(0..next.len(), start, 0, SeqTables::new(&self.tables, Seat(seat)))];
+        self.model.mtp_keys(streams, next, &rows, &mut self.cache);
+    }
+
+    /// One row of the MTP module at `position`, with window rows `ahead` that are in no block.
+    pub fn mtp_ahead(&mut self, seat: u32, position: u32, streams: &[f32], next: Token, ahead: &[f32]) -> Vec<f32> {
+        let rows = Rows::new(0..1, position, 0, SeqTables::new(&self.tables, Seat(seat)));
+        let rows = [Rows { oldest: 1, ahead: Some(ahead), ..rows }];
+        self.model.mtp(streams, &[next], &rows, &mut self.cache, None).to_vec()
     }
 
     pub fn tables(&self, seat: u32) -> SeqTables<'_> {

@@ -13,11 +13,15 @@ use crate::invariance::prompt;
 use crate::rig::{CACHE, tiny};
 
 fn backend(step_tokens: u32, seats: u32, cache_bytes: u64) -> CpuBackend {
-    let model = Model::new(&tiny(), Profile::Serving, CACHE);
-    CpuBackend::new(model, CpuOptions { seats, step_tokens, context: 4096, cache_bytes })
+    drafting(step_tokens, seats, cache_bytes, 0)
 }
 
-fn request(prompt: Vec<Token>, max_tokens: u32, seed: u64) -> Request {
+pub fn drafting(step_tokens: u32, seats: u32, cache_bytes: u64, drafts: u32) -> CpuBackend {
+    let model = Model::new(&tiny(), Profile::Serving, CACHE);
+    CpuBackend::new(model, CpuOptions { seats, step_tokens, context: 4096, cache_bytes, drafts }).unwrap()
+}
+
+pub fn request(prompt: Vec<Token>, max_tokens: u32, seed: u64) -> Request {
     // Half of the requests sample: their tokens must not depend on the batch either.
     let sampling =
         Sampling { temperature: if seed.is_multiple_of(2) { 0.0 } else { 0.8 }, seed, ..Sampling::default() };
@@ -33,15 +37,16 @@ fn request(prompt: Vec<Token>, max_tokens: u32, seed: u64) -> Request {
     }
 }
 
+/// What a request gave.
 #[derive(Default, Clone, PartialEq, Debug)]
-struct Answer {
-    tokens: Vec<Token>,
+pub struct Answer {
+    pub tokens: Vec<Token>,
     /// Bits of all logits, in order of positions.
-    logits: Vec<u32>,
+    pub logits: Vec<u32>,
 }
 
 /// Runs requests to their end; arrivals are spread over the steps.
-fn serve(backend: CpuBackend, options: EngineOptions, requests: &[Request]) -> Vec<Answer> {
+pub fn serve<B: Backend>(backend: B, options: EngineOptions, requests: &[Request]) -> Vec<Answer> {
     let mut engine = Engine::new(backend, EngineOptions { paranoid: true, ..options });
     let (sender, events) = mpsc::channel();
     let mut queue = requests.iter().enumerate();
