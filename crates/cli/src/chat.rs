@@ -13,6 +13,7 @@ use longwave_text::{ChatDefaults, ChatPlan, Reply, ReplyEnd, ReplyEvent};
 use serde_json::{Map, Value, json};
 
 use crate::load::{self, Loaded, ModelArgs};
+use crate::units;
 
 /// Arguments of `longwave chat`.
 #[derive(clap::Args)]
@@ -29,7 +30,7 @@ pub struct Args {
     #[arg(long)]
     thinking: bool,
     /// 0 always takes the likeliest token.
-    #[arg(long)]
+    #[arg(long, value_parser = units::temperature)]
     temperature: Option<f32>,
     /// Most tokens of an answer.
     #[arg(long, default_value_t = 2048)]

@@ -233,7 +233,20 @@ fn cpu_options(args: &ModelArgs, ckpt: &Checkpoint, formats: CacheFormats) -> Re
     let blocks = u64::from(context.div_ceil(longwave_model::geometry::LOGICAL_BLOCK));
     let one = layout.bytes(layout.long_lived_units()) * blocks + 2 * layout.bytes(layout.sliding_units(args.drafts()));
     let useful = one.saturating_mul(u64::from(args.max_num_seqs));
-    let cache_bytes = args.kv_cache_memory_bytes.unwrap_or_else(|| useful.min(free_memory() / 4));
+    let cache_bytes = args.kv_cache_memory_bytes.unwrap_or_else(|| useful.min(memory("MemAvailable") / 4));
+    let (installed, block) = (memory("MemTotal"), layout.bytes(layout.long_lived_units()));
+    if cache_bytes > installed {
+        let (asked, have) = (units::show_bytes(cache_bytes), units::show_bytes(installed));
+        bail!("--kv-cache-memory-bytes asks for {asked}, this machine has {have}");
+    }
+    let least = 2 * layout.bytes(layout.sliding_units(args.drafts())) * u64::from(args.max_num_seqs) + block;
+    if cache_bytes < least {
+        let (have, need) = (units::show_bytes(cache_bytes), units::show_bytes(least));
+        bail!(
+            "a cache of {have} is too small for {} requests at once, whose windows and one block of 256 tokens take {need}; raise --kv-cache-memory-bytes or lower --max-num-seqs",
+            args.max_num_seqs
+        );
+    }
     Ok(CpuOptions {
         seats: args.max_num_seqs,
         step_tokens: args.max_num_batched_tokens,
@@ -243,12 +256,12 @@ fn cpu_options(args: &ModelArgs, ckpt: &Checkpoint, formats: CacheFormats) -> Re
     })
 }
 
-/// Memory that the system could give us now; 4 GiB where it does not say.
-fn free_memory() -> u64 {
+/// A line of the system's memory report, in bytes; 16 GiB where it does not say.
+fn memory(name: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
+    let line = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'));
     let kib = line.and_then(|l| l.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
-    kib.map_or(4 << 30, |k| k * 1024)
+    kib.map_or(16 << 30, |k| k * 1024)
 }
 
 /// Sampling of requests that say nothing: generation_config.json beside the weights, else temperature 1.
@@ -259,13 +272,21 @@ fn sampling_defaults(folder: Option<&Path>) -> Result<SamplingDefaults> {
     let Ok(text) = std::fs::read_to_string(&path) else { return Ok(out) };
     let json: serde_json::Value =
         serde_json::from_str(&text).with_context(|| format!("{} is not valid JSON", path.display()))?;
-    let number = |key: &str| json.get(key).and_then(|v| v.as_f64());
+    let number = |key: &str, least: f64, most: f64| match json.get(key).filter(|v| !v.is_null()) {
+        None => Ok(None),
+        Some(v) => match v.as_f64().filter(|n| (least..=most).contains(n)) {
+            Some(n) => Ok(Some(n)),
+            None => {
+                Err(anyhow::anyhow!("{}: `{key}` is {v}, expected a number from {least} to {most}", path.display()))
+            }
+        },
+    };
     if json.get("do_sample").and_then(|v| v.as_bool()) == Some(false) {
         out.temperature = 0.0;
     }
-    out.temperature = number("temperature").map_or(out.temperature, |v| v as f32);
-    out.top_p = number("top_p").map_or(out.top_p, |v| v as f32);
-    out.top_k = number("top_k").map_or(out.top_k, |v| v as u32);
+    out.temperature = number("temperature", 0.0, 2.0)?.map_or(out.temperature, |v| v as f32);
+    out.top_p = number("top_p", 0.0, 1.0)?.map_or(out.top_p, |v| v as f32);
+    out.top_k = number("top_k", 0.0, f64::from(u32::MAX))?.map_or(out.top_k, |v| v as u32);
     Ok(out)
 }
 

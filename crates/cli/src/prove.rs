@@ -27,8 +27,8 @@ pub struct Args {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Requests of the set.
-    #[arg(long, default_value_t = 20)]
-    requests: usize,
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..))]
+    requests: u16,
     /// More and longer requests: minutes instead of seconds.
     #[arg(long)]
     thorough: bool,
@@ -88,7 +88,7 @@ pub fn run(args: Args) -> Result<()> {
         if args.thorough { (args.requests.max(48), 3000, 96) } else { (args.requests, 700, 24) };
     let checkpoint = load::checkpoint(&args.model)?;
     let vocab = checkpoint.config.vocab_size as u32;
-    let requests = proof::workload(args.seed, count, longest, outputs, 16.min(vocab - 1), vocab);
+    let requests = proof::workload(args.seed, usize::from(count), longest, outputs, 16.min(vocab - 1), vocab);
     let prompt_tokens: usize = requests.iter().map(|r| r.prompt.len()).sum();
     let title = format!("{} requests of {} prompt tokens in all, seed {}", requests.len(), prompt_tokens, args.seed);
     if !args.json {

@@ -31,6 +31,12 @@ pub fn tokens(text: &str) -> Result<u32, String> {
     u32::try_from(value).map_err(|_| wrong())
 }
 
+/// Parses a temperature: 0 to 2.
+pub fn temperature(text: &str) -> Result<f32, String> {
+    let value: f32 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
+    if (0.0..=2.0).contains(&value) { Ok(value) } else { Err("a temperature is a number from 0 to 2".into()) }
+}
+
 /// Bytes in the largest fitting unit: `9.62 GiB`.
 pub fn show_bytes(n: u64) -> String {
     match unit(n) {

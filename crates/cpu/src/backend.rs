@@ -241,6 +241,11 @@ fn sampled(s: &SeqStep, tokens: &[Token], logits: &[f32], vocab: usize) -> SeqRe
     for (i, row) in rows.iter().enumerate() {
         // The position that the new token will take.
         let position = s.start + (tokens.len() - drafts + i) as u32;
+        if let Some(bad) = row.iter().position(|v| !v.is_finite()) {
+            // Weights or activations that are not finite: no token of this row means anything.
+            let what = format!("the logit of token {bad} at position {position} is {}", row[bad]);
+            return SeqResult { failed: Some(what), ..SeqResult::default() };
+        }
         let token = sample::sample(row, how, position);
         out.tokens.push(token);
         if let Some(top) = how.top_logprobs {

@@ -57,12 +57,26 @@ pub struct Sampling {
     pub top_logprobs: Option<u32>,
     /// Added to the logits of single tokens before everything else.
     pub bias: Vec<(Token, f32)>,
+    /// Tokens that are not chosen at positions before `forbidden_before`: stop tokens of an answer that has a least length.
+    pub forbidden: Vec<Token>,
+    /// See `forbidden`.
+    pub forbidden_before: u32,
 }
 
 impl Default for Sampling {
     /// Greedy, nothing reported.
     fn default() -> Self {
-        Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: 0, top_logprobs: None, bias: Vec::new() }
+        Sampling {
+            temperature: 0.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            seed: 0,
+            top_logprobs: None,
+            bias: Vec::new(),
+            forbidden: Vec::new(),
+            forbidden_before: 0,
+        }
     }
 }
 
@@ -149,6 +163,8 @@ pub struct SeqResult {
     pub drafts: Vec<Token>,
     /// Logits as asked for, row-major `[positions, vocab]`, f32.
     pub logits: Vec<f32>,
+    /// Why nothing could be chosen for this sequence, for example logits that are not finite; the others are not concerned.
+    pub failed: Option<String>,
 }
 
 /// Result of a step, in the order of [`Step::seqs`].

@@ -106,6 +106,7 @@ impl Controls {
             seed: fields.seed()?.unwrap_or_else(fresh_number),
             top_logprobs: fields.logprobs()?,
             bias: fields.bias(vocab)?,
+            ..Sampling::default()
         };
         let stream = fields.flag("stream")?.unwrap_or(false);
         let include_usage = fields.include_usage(stream)?;

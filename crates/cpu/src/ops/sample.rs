@@ -23,16 +23,20 @@ pub fn argmax(logits: &[f32]) -> Token {
 
 /// Chooses the token at `position` from logits `[vocab]`.
 pub fn sample(logits: &[f32], how: &Sampling, position: u32) -> Token {
-    let biased;
-    let logits = if how.bias.is_empty() {
+    let changed;
+    let forbids = position < how.forbidden_before && !how.forbidden.is_empty();
+    let logits = if how.bias.is_empty() && !forbids {
         logits
     } else {
         let mut l = logits.to_vec();
         for &(t, b) in &how.bias {
             l[t as usize] += b;
         }
-        biased = l;
-        &biased
+        for &t in how.forbidden.iter().filter(|_| forbids) {
+            l[t as usize] = f32::NEG_INFINITY;
+        }
+        changed = l;
+        &changed
     };
     let top = argmax(logits);
     if how.temperature <= 0.0 {
