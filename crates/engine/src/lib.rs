@@ -6,6 +6,7 @@
 pub mod engine;
 pub mod handle;
 pub mod pool;
+pub mod report;
 pub mod request;
 pub mod sim;
 pub mod step;
@@ -13,6 +14,9 @@ pub mod tables;
 
 mod admission;
 mod blocks;
+mod evict;
+mod hash;
+mod prefix;
 mod scheduler;
 mod sequence;
 
