@@ -235,7 +235,7 @@ impl<B: Backend> Engine<B> {
     fn admit(&mut self) {
         while let (Some(mut first), Some(&seat)) = (self.waiting.first_entry(), self.free_seats.last()) {
             let waiting = first.get_mut();
-            let state = self.returns + self.prefix.version();
+            let state = self.returns + self.prefix.version;
             if waiting.blocked_at == Some(state) {
                 break;
             }

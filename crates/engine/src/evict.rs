@@ -3,10 +3,10 @@
 //! An entry is worth the tokens that would be computed again without it, per byte, halved with every
 //! [`HALF_LIFE_STEPS`] since its last use. A checkpoint saves the distance to the checkpoint before it on its path. A
 //! leaf with a checkpoint saves the same: without it, it and the nodes that only lead to it are worth nothing; a leaf
-//! without one saves nothing and goes first. Only entries with an idle unit in the pool in need are touched, and never
+//! without one saves nothing and goes first. A checkpoint that the only text behind it has passed counts for
+//! [`PASSED_SHARE`] of that: most prompts go on where a text ended or where texts part. Only entries with an idle unit in the pool in need are touched, and never
 //! a unit that a running sequence maps. Assumes what `prefix.rs` keeps true: nodes in no table have no children in one.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use longwave_model::geometry::{Bucket, LOGICAL_BLOCK};
@@ -17,6 +17,8 @@ use crate::prefix::{NodeId, PrefixCache};
 
 /// Steps after which an unused entry is worth half.
 const HALF_LIFE_STEPS: f64 = 16_384.0;
+/// Part of its worth that a checkpoint keeps when the text goes on behind it and does not part there.
+const PASSED_SHARE: f64 = 1.0 / 8.0;
 /// One scan of all entries evicts at least this part of them, so that scans stay cheap.
 const SCAN_SHARE: u64 = 64;
 /// Evicted entries that are remembered, to say why a prompt missed.
@@ -56,7 +58,7 @@ impl Ghosts {
     }
 }
 
-/// What goes first: least worth, then longest unused, then checkpoints, then deeper ones, then lower slots.
+/// What goes first: least worth, then longest unused, then checkpoints, then those closer to the start, then lower slots.
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     worth: f64,
@@ -67,8 +69,8 @@ struct Candidate {
 }
 
 impl Candidate {
-    fn key(&self) -> (u64, Ghost, Reverse<u32>, NodeId) {
-        (self.last_use, self.kind, Reverse(self.depth), self.id)
+    fn key(&self) -> (u64, Ghost, u32, NodeId) {
+        (self.last_use, self.kind, self.depth, self.id)
     }
 }
 
@@ -177,12 +179,13 @@ impl PrefixCache {
             return None;
         }
         let Place { saved, chain } = places[id.0 as usize];
-        let tokens = if node.checkpoint.is_some() { saved * LOGICAL_BLOCK } else { 0 };
+        let tokens = if node.checkpoint.is_some() { f64::from(saved * LOGICAL_BLOCK) } else { 0.0 };
+        let share = if node.children.len() == 1 { PASSED_SHARE } else { 1.0 };
         let nodes = if leaf { chain } else { 0 };
         let checkpoint = if node.checkpoint.is_some() { self.layout.checkpoint_units() } else { [0; 3] };
         let long = self.layout.long_lived_units();
         let bytes = self.layout.bytes([0, 1, 2].map(|i| long[i] * nodes + checkpoint[i]));
-        Some(Candidate { worth: worth(tokens, bytes, last_use), last_use, kind, depth: node.depth, id })
+        Some(Candidate { worth: worth(tokens * share, bytes, last_use), last_use, kind, depth: node.depth, id })
     }
 
     /// Takes an entry out, unless it went already. Whether it did.
@@ -216,10 +219,143 @@ impl PrefixCache {
     }
 }
 
-/// Logarithm of the worth of an entry, up to what passes for all entries alike as time goes by.
-fn worth(tokens: u32, bytes: u64, last_use: u64) -> f64 {
-    if tokens == 0 {
-        return f64::NEG_INFINITY;
+/// Logarithm of the worth of an entry, up to what all entries lose alike as time goes by. Minus infinity for nothing.
+fn worth(tokens: f64, bytes: u64, last_use: u64) -> f64 {
+    (tokens / bytes as f64).log2() + last_use as f64 / HALF_LIFE_STEPS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blocks::Span;
+    use crate::hash;
+    use crate::prefix::Reuse;
+    use crate::report::PrefixEnd;
+    use crate::sequence::Sequence;
+    use crate::testing::{cache, computed, request, tiny_layout};
+
+    const UNITS: u32 = 200;
+
+    /// A sequence of `blocks` blocks of token `token`, with checkpoints at the given ones, that runs.
+    fn running(
+        cache: &mut PrefixCache,
+        pools: &mut Pools,
+        token: u32,
+        blocks: u32,
+        checkpoints: &[u32],
+        now: u64,
+    ) -> Sequence {
+        let layout = tiny_layout();
+        let mut s = computed(pools, Vec::from([token; 1]), 0);
+        s.tokens = vec![token; 256 * blocks as usize];
+        s.prompt_tokens = 256 * blocks;
+        for block in 1..=blocks {
+            let (start, end) = (s.committed, 256 * block);
+            s.blocks.extend(&layout, pools, Span { start, end, drafts: 0 });
+            s.committed = end;
+            // One past the end, nothing is wanted there.
+            s.reuse = Reuse { junction: if checkpoints.contains(&block) { end } else { 0 }, ..s.reuse };
+            s.prompt_tokens = end + if checkpoints.contains(&block) { 0 } else { 1 };
+            cache.commit(&mut s, pools, start, checkpoints.contains(&block), now);
+            s.blocks.retire(&layout, pools, end);
+        }
+        s
     }
-    (f64::from(tokens) / bytes as f64).log2() + last_use as f64 / HALF_LIFE_STEPS
+
+    /// The same, ended.
+    fn left(cache: &mut PrefixCache, pools: &mut Pools, token: u32, blocks: u32, checkpoints: &[u32], now: u64) {
+        let mut s = running(cache, pools, token, blocks, checkpoints, now);
+        cache.leave(&s.reuse, now);
+        s.blocks.release(&tiny_layout(), pools);
+    }
+
+    /// Blocks of `token` that are cached, and where a prompt of them can start.
+    fn kept(cache: &PrefixCache, token: u32) -> (u32, u32) {
+        let request = request(vec![token; 256 * 20 + 1], 1);
+        let report = cache.lookup(&request, &hash::chain(0, &request.prompt)).report;
+        (report.matched_tokens / 256, report.cached_tokens / 256)
+    }
+
+    /// Evicts until `more` units of a pool are free beyond those that are.
+    fn squeeze(cache: &mut PrefixCache, pools: &mut Pools, bucket: Bucket, more: u32) {
+        let mut units = [0; 3];
+        units[bucket as usize] = pools.of(bucket).free() + more;
+        cache.make_room(pools, units);
+    }
+
+    #[test]
+    fn what_no_checkpoint_reaches_goes_first() {
+        let (mut cache, mut pools) = (cache(0), Pools::new([UNITS; 3]));
+        left(&mut cache, &mut pools, 1, 2, &[1, 2], 1);
+        left(&mut cache, &mut pools, 2, 5, &[3], 100_000);
+        squeeze(&mut cache, &mut pools, Bucket::Small, 2);
+        assert_eq!((kept(&cache, 1), kept(&cache, 2)), ((2, 2), (3, 3)));
+        assert_eq!(cache.status.evicted_checkpoints, 0);
+    }
+
+    #[test]
+    fn a_prefix_that_saves_more_stays_until_it_is_much_older() {
+        for (age, stays) in [(1, true), (4, false)] {
+            let (mut cache, mut pools) = (cache(0), Pools::new([UNITS; 3]));
+            left(&mut cache, &mut pools, 1, 8, &[8], 0);
+            left(&mut cache, &mut pools, 2, 1, &[1], age * HALF_LIFE_STEPS as u64);
+            squeeze(&mut cache, &mut pools, Bucket::Large, 1);
+            assert_eq!((kept(&cache, 1).1, kept(&cache, 2).1), if stays { (8, 0) } else { (0, 1) }, "{age}");
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_close_behind_another_goes_before_one_far_behind() {
+        let (mut cache, mut pools) = (cache(0), Pools::new([UNITS; 3]));
+        left(&mut cache, &mut pools, 1, 9, &[7, 8, 9], 1);
+        squeeze(&mut cache, &mut pools, Bucket::Large, 1);
+        let at: Vec<u32> = cache.nodes.iter().filter(|n| n.checkpoint.is_some()).map(|n| n.depth).collect();
+        assert_eq!((at, cache.status.nodes), (vec![7, 9], 9), "the end of a text is where the next prompt starts");
+        squeeze(&mut cache, &mut pools, Bucket::Large, 1);
+        assert_eq!(kept(&cache, 1), (9, 9));
+        squeeze(&mut cache, &mut pools, Bucket::Large, 1);
+        assert_eq!(kept(&cache, 1), (9, 0));
+        let ended_by = {
+            let request = request(vec![1; 9 * 256 + 1], 1);
+            cache.lookup(&request, &hash::chain(0, &request.prompt)).report.ended_by
+        };
+        assert_eq!(ended_by, PrefixEnd::CheckpointEvicted { pool: Bucket::Large });
+    }
+
+    #[test]
+    fn what_runs_is_never_touched() {
+        let (mut cache, mut pools) = (cache(0), Pools::new([UNITS; 3]));
+        let s = running(&mut cache, &mut pools, 1, 4, &[2, 4], 1);
+        left(&mut cache, &mut pools, 2, 3, &[3], 2);
+        cache.make_room(&mut pools, [UNITS; 3]);
+        assert_eq!((cache.status.nodes, kept(&cache, 2)), (4, (0, 0)));
+        cache.check_sequence(&s).unwrap();
+        let held = s.blocks.units(&tiny_layout());
+        assert_eq!(pools.used(), held, "nothing but its own blocks is left");
+    }
+
+    #[test]
+    fn a_tree_is_evicted_from_its_leaves() {
+        let (mut cache, mut pools) = (cache(0), Pools::new([UNITS; 3]));
+        left(&mut cache, &mut pools, 1, 6, &[2, 6], 1);
+        for small in (0..6).rev() {
+            squeeze(&mut cache, &mut pools, Bucket::Small, 1);
+            assert_eq!(kept(&cache, 1).0, small);
+        }
+        assert_eq!((pools.used(), cache.status.checkpoints), ([0; 3], 0));
+    }
+
+    #[test]
+    fn ghosts_are_bounded_and_the_latest_counts() {
+        let mut ghosts = Ghosts::default();
+        let hash = |i: usize| BlockHash((i as u128).to_le_bytes());
+        ghosts.add(Ghost::Node, hash(0), Bucket::Large);
+        ghosts.add(Ghost::Node, hash(0), Bucket::Small);
+        (1..GHOSTS).for_each(|i| ghosts.add(Ghost::Checkpoint, hash(i), Bucket::Large));
+        assert_eq!(ghosts.get(Ghost::Node, hash(0)), Some(Bucket::Small), "its second time is remembered");
+        assert_eq!(ghosts.get(Ghost::Checkpoint, hash(0)), None);
+        ghosts.add(Ghost::Node, hash(1), Bucket::Small);
+        assert_eq!(ghosts.get(Ghost::Node, hash(0)), None);
+        assert_eq!((ghosts.order.len(), ghosts.pools.len()), (GHOSTS, GHOSTS));
+    }
 }

@@ -14,9 +14,11 @@ pub mod tables;
 
 mod admission;
 mod blocks;
+mod check;
 mod evict;
 mod hash;
 mod prefix;
+mod publish;
 mod scheduler;
 mod sequence;
 

@@ -12,15 +12,14 @@
 use std::collections::BTreeMap;
 
 use longwave_model::CacheLayout;
-use longwave_model::geometry::{Bucket, LOGICAL_BLOCK};
+use longwave_model::geometry::LOGICAL_BLOCK;
 
 use crate::blocks::SequenceBlocks;
 use crate::evict::{Ghost, Ghosts};
 use crate::hash::{BLOCK, BlockHash};
-use crate::pool::{PoolCount, Pools, Units};
+use crate::pool::{Pools, Units};
 use crate::report::{PrefixEnd, PrefixReport, PrefixStatus};
 use crate::request::Request;
-use crate::sequence::Sequence;
 use crate::step::{BlockId, ReturnLogits, Token};
 
 /// What an operator chooses about the prefix cache.
@@ -44,11 +43,11 @@ pub(crate) struct Node {
     /// False when the slot is free.
     pub alive: bool,
     pub hash: BlockHash,
-    salt: u64,
+    pub salt: u64,
     pub parent: Option<NodeId>,
     /// Blocks from the start, this one included.
     pub depth: u32,
-    tokens: Vec<Token>,
+    pub tokens: Vec<Token>,
     /// One per long-lived group.
     pub blocks: Vec<BlockId>,
     /// Ascending by tokens, so that the closest text is next to where a missing one would be.
@@ -64,9 +63,9 @@ pub(crate) struct Checkpoint {
     pub blocks: Vec<(usize, u32, BlockId)>,
     pub last_use: u64,
     /// Requests that started here.
-    uses: u32,
+    pub uses: u32,
     /// Tells it from others at the same node.
-    serial: u64,
+    pub serial: u64,
 }
 
 /// A running sequence's side of the cache.
@@ -77,14 +76,14 @@ pub(crate) struct Reuse {
     /// Hashes of its full blocks, as far as they were needed.
     pub hashes: Vec<BlockHash>,
     /// Its last published block; the path to the root is its own.
-    node: Option<NodeId>,
+    pub node: Option<NodeId>,
     /// How many of its blocks are published.
-    published: u32,
+    pub published: u32,
     /// Where it leaves cached blocks behind a missing checkpoint; 0 is nowhere.
-    junction: u32,
-    interval: u32,
+    pub junction: u32,
+    pub interval: u32,
     /// The last checkpoint taken in its answer.
-    answer: Option<(NodeId, u64)>,
+    pub answer: Option<(NodeId, u64)>,
 }
 
 impl Reuse {
@@ -116,18 +115,19 @@ pub(crate) struct Found {
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct PrefixCache {
-    options: PrefixOptions,
+    pub options: PrefixOptions,
     pub layout: CacheLayout,
     /// Ids of the long-lived groups.
     pub long: Vec<usize>,
     pub nodes: Vec<Node>,
     free: Vec<NodeId>,
-    by_hash: BTreeMap<BlockHash, NodeId>,
+    pub by_hash: BTreeMap<BlockHash, NodeId>,
     /// First blocks by salt, ascending by tokens.
     pub roots: BTreeMap<u64, Vec<NodeId>>,
-    serial: u64,
+    /// Of the last checkpoint.
+    pub serial: u64,
     /// Rises whenever nodes or checkpoints come or go.
-    version: u64,
+    pub version: u64,
     pub status: PrefixStatus,
     pub ghosts: Ghosts,
     pub scratch: crate::evict::Scratch,
@@ -165,11 +165,6 @@ impl PrefixCache {
     /// Whether anything is kept.
     pub fn is_on(&self) -> bool {
         self.options.on
-    }
-
-    /// Changes when nodes or checkpoints come or go.
-    pub fn version(&self) -> u64 {
-        self.version
     }
 
     pub fn node(&self, id: NodeId) -> &Node {
@@ -241,7 +236,8 @@ impl PrefixCache {
         self.is_block(id, parent, salt, &text[index * BLOCK..][..BLOCK]).then_some(id)
     }
 
-    fn is_block(&self, id: NodeId, parent: Option<NodeId>, salt: u64, tokens: &[Token]) -> bool {
+    /// Whether a node is the block `tokens` behind `parent`, whatever its hash says.
+    pub fn is_block(&self, id: NodeId, parent: Option<NodeId>, salt: u64, tokens: &[Token]) -> bool {
         let node = self.node(id);
         node.parent == parent && node.salt == salt && node.tokens == tokens
     }
@@ -322,73 +318,8 @@ impl PrefixCache {
         }
     }
 
-    /// Publishes what a step filled and takes the checkpoint that it reached. `started` is where the step began; the
-    /// windows of the sequence have not moved yet.
-    pub fn commit(&mut self, sequence: &mut Sequence, pools: &mut Pools, started: u32, prefill: bool, now: u64) {
-        while sequence.reuse.active && sequence.reuse.published < sequence.committed / LOGICAL_BLOCK {
-            self.publish(sequence, pools, now);
-        }
-        let committed = sequence.committed;
-        let boundary = committed - committed % LOGICAL_BLOCK;
-        let wanted = if prefill {
-            sequence.reuse.next_cut(started, sequence.prompt_tokens) == Some(committed)
-        } else {
-            self.options.answers && boundary > started
-        };
-        if !sequence.reuse.active || !wanted {
-            return;
-        }
-        assert!(boundary > started && sequence.reuse.published * LOGICAL_BLOCK == boundary);
-        let node = sequence.reuse.node.expect("the block before a boundary is published");
-        let serial = self.take_checkpoint(node, &sequence.blocks, pools, now);
-        if !prefill {
-            if let Some((old, serial)) = sequence.reuse.answer.take() {
-                self.drop_unused(old, serial, pools);
-            }
-            sequence.reuse.answer = serial.map(|serial| (node, serial));
-        }
-    }
-
-    /// Publishes the next block of a sequence, or takes the cached one in its place.
-    fn publish(&mut self, sequence: &mut Sequence, pools: &mut Pools, now: u64) {
-        let Sequence { reuse, blocks, tokens, salt, .. } = sequence;
-        let index = reuse.published as usize;
-        let tokens = &tokens[index * BLOCK..][..BLOCK];
-        if reuse.hashes.len() == index {
-            let parent = reuse.hashes.last().copied().unwrap_or(BlockHash::ROOT);
-            reuse.hashes.push(parent.child(*salt, tokens));
-        }
-        let hash = reuse.hashes[index];
-        let id = match self.by_hash.get(&hash) {
-            Some(&id) if self.is_block(id, reuse.node, *salt, tokens) => {
-                let node = &mut self.nodes[id.0 as usize];
-                node.last_use = now;
-                for (&group, &block) in self.long.iter().zip(&node.blocks) {
-                    if blocks.get(group, index as u32) != Some(block) {
-                        blocks.replace(&self.layout, pools, group, index as u32, block);
-                    }
-                }
-                id
-            }
-            // Two texts with one hash: the first keeps the name, the second stays private from here on.
-            Some(_) => {
-                reuse.active = false;
-                return;
-            }
-            None => {
-                let own = self.long.iter().map(|&g| blocks.get(g, index as u32).expect("a full block is mapped"));
-                let own: Vec<BlockId> = own.collect();
-                for (&group, &block) in self.long.iter().zip(&own) {
-                    pools.of_mut(self.layout.groups[group].bucket).cache(block);
-                }
-                self.insert(reuse.node, hash, *salt, tokens, own, now)
-            }
-        };
-        reuse.node = Some(id);
-        reuse.published += 1;
-    }
-
-    fn insert(
+    /// Adds a node behind `parent`; its blocks are held for it already.
+    pub fn insert(
         &mut self,
         parent: Option<NodeId>,
         hash: BlockHash,
@@ -426,38 +357,6 @@ impl PrefixCache {
         match parent {
             Some(parent) => &mut self.node_mut(parent).children,
             None => self.roots.entry(salt).or_default(),
-        }
-    }
-
-    /// Keeps the windows at the end of `node`, which is where `blocks` stand. The serial of a new checkpoint.
-    fn take_checkpoint(&mut self, id: NodeId, blocks: &SequenceBlocks, pools: &mut Pools, now: u64) -> Option<u64> {
-        let node = &mut self.nodes[id.0 as usize];
-        if let Some(checkpoint) = &mut node.checkpoint {
-            checkpoint.last_use = now;
-            return None;
-        }
-        let boundary = node.depth * LOGICAL_BLOCK;
-        let mut kept = Vec::new();
-        for group in self.layout.sliding() {
-            let spec = &self.layout.groups[group];
-            for index in spec.retention.first_needed(boundary) / spec.block_tokens..boundary / spec.block_tokens {
-                // Also behind drafts: a step maps from what the first position after its start needs.
-                let block = blocks.get(group, index).expect("windows move after checkpoints are taken");
-                pools.of_mut(spec.bucket).cache(block);
-                kept.push((group, index, block));
-            }
-        }
-        self.serial += 1;
-        node.checkpoint = Some(Checkpoint { blocks: kept, last_use: now, uses: 0, serial: self.serial });
-        self.status.checkpoints += 1;
-        self.version += 1;
-        Some(self.serial)
-    }
-
-    fn drop_unused(&mut self, id: NodeId, serial: u64, pools: &mut Pools) {
-        if self.node(id).checkpoint.as_ref().is_some_and(|c| c.serial == serial && c.uses == 0) {
-            self.remove_checkpoint(id, pools);
-            self.status.replaced_checkpoints += 1;
         }
     }
 
@@ -501,59 +400,30 @@ impl PrefixCache {
             next = node.parent;
         }
     }
+}
 
-    /// Checks that a running sequence maps the blocks of its path.
-    pub fn check_sequence(&self, sequence: &Sequence) -> Result<(), String> {
-        let reuse = &sequence.reuse;
-        let (mut next, mut index) = (reuse.node, reuse.published);
-        while let Some(id) = next {
-            let node = self.node(id);
-            index = index.checked_sub(1).ok_or("its path is longer than its text")?;
-            let tokens = &sequence.tokens[index as usize * BLOCK..][..BLOCK];
-            if !node.alive || node.hash != reuse.hashes[index as usize] || node.tokens != tokens {
-                return Err(format!("block {index} is not the node that it was published as"));
-            }
-            for (&group, &block) in self.long.iter().zip(&node.blocks) {
-                if sequence.blocks.get(group, index) != Some(block) {
-                    return Err(format!("block {index} of group {group} is not that of its node"));
-                }
-            }
-            next = node.parent;
-        }
-        if index > 0 { Err(format!("its path begins at block {index}")) } else { Ok(()) }
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    /// Adds the cache's references to `counts` and checks the tree.
-    pub fn check(&self, pools: &Pools, counts: &mut [PoolCount; 3]) -> Result<(), String> {
-        let mut count = |bucket: Bucket, block| counts[bucket as usize].entry(block);
-        let (mut nodes, mut checkpoints, mut listed) = (0, 0, self.roots.values().map(Vec::len).sum::<usize>());
-        for (i, node) in self.nodes.iter().enumerate().filter(|(_, n)| n.alive) {
-            let id = NodeId(i as u32);
-            nodes += 1;
-            listed += node.children.len();
-            for (&group, &block) in self.long.iter().zip(&node.blocks) {
-                count(self.layout.groups[group].bucket, block);
+    #[test]
+    fn chunks_end_where_checkpoints_are_wanted() {
+        let cuts = |interval, junction, prompt| {
+            let reuse = Reuse { active: true, interval, junction, ..Reuse::default() };
+            let mut all = Vec::new();
+            while let Some(cut) = reuse.next_cut(all.last().copied().unwrap_or(0), prompt) {
+                all.push(cut);
             }
-            for &(group, _, block) in node.checkpoint.iter().flat_map(|c| &c.blocks) {
-                count(self.layout.groups[group].bucket, block);
-            }
-            checkpoints += u64::from(node.checkpoint.is_some());
-            let parent = node.parent.map(|p| self.node(p));
-            let siblings = parent.map_or_else(|| self.roots.get(&node.salt), |p| Some(&p.children));
-            if self.by_hash.get(&node.hash) != Some(&id) || !siblings.is_some_and(|s| s.contains(&id)) {
-                return Err(format!("node {i} cannot be found"));
-            }
-            if parent.is_some_and(|p| !p.alive || p.depth + 1 != node.depth) {
-                return Err(format!("node {i} hangs in the air"));
-            }
-            if self.is_held(id, pools) && node.parent.is_some_and(|p| !self.is_held(p, pools)) {
-                return Err(format!("node {i} is in a table and its parent is in none"));
-            }
-        }
-        let of_status = (self.status.nodes, self.status.checkpoints);
-        if (nodes, checkpoints) != of_status || listed as u64 != nodes || self.by_hash.len() as u64 != nodes {
-            return Err(format!("{nodes} nodes and {checkpoints} checkpoints, {listed} in lists, not {of_status:?}"));
-        }
-        Ok(())
+            all
+        };
+        assert_eq!(cuts(0, 0, 255), [0; 0]);
+        assert_eq!(cuts(0, 0, 256), [256]);
+        assert_eq!(cuts(0, 0, 511), [256]);
+        assert_eq!(cuts(0, 0, 512), [256, 512], "the same prompt again can start at 256 only");
+        assert_eq!(cuts(0, 512, 2000), [512, 1792]);
+        assert_eq!(cuts(768, 512, 2000), [512, 768, 1536, 1792]);
+        assert_eq!(Reuse::default().next_cut(0, 2000), None);
+        let near_the_end = Reuse { active: true, interval: 1 << 31, ..Reuse::default() };
+        assert_eq!(near_the_end.next_cut(u32::MAX - 300, u32::MAX - 1), Some(u32::MAX - 255));
     }
 }
