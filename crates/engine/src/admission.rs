@@ -2,7 +2,8 @@
 //! to nobody.
 //!
 //! A request that is admitted never fails for lack of blocks: the promises of all running requests sum to at most the
-//! pools. Nothing is reserved for the middle of a prefill, because it is never mapped (ARCHITECTURE.md, "Cache design"). Refuses at
+//! pools, units that several of them share counted once; what only the prefix cache holds can be evicted at any time and
+//! counts for nothing. Nothing is reserved for the middle of a prefill, because it is never mapped (ARCHITECTURE.md, "Cache design"). Refuses at
 //! once, with the numbers, what can never run. Assumes chunks of at most `chunk` tokens and at most `drafts` drafts.
 
 use longwave_model::CacheLayout;
@@ -94,14 +95,17 @@ impl Admission {
         }
     }
 
-    /// Whether `units` are promised to nobody now.
-    pub fn fits(&self, units: Units) -> bool {
-        (0..3).all(|i| units[i] <= self.total[i] - self.promised[i])
+    /// Whether `units` are promised to nobody now. `duplicates` are references that running sequences, this one
+    /// included, have for life to units of each other: promised more than once, they exist once.
+    pub fn fits(&self, units: Units, duplicates: Units) -> bool {
+        let sum = |i: usize| u64::from(self.promised[i]) + u64::from(units[i]);
+        (0..3).all(|i| sum(i) <= u64::from(self.total[i]) + u64::from(duplicates[i]))
     }
 
     /// Promises `units` to a request.
-    pub fn promise(&mut self, units: Units) {
-        assert!(self.fits(units), "promised {:?} of {:?}, {units:?} more do not fit", self.promised, self.total);
+    pub fn promise(&mut self, units: Units, duplicates: Units) {
+        let (promised, total) = (self.promised, self.total);
+        assert!(self.fits(units, duplicates), "{promised:?} of {total:?} promised, {units:?} more do not fit");
         for i in 0..3 {
             self.promised[i] += units[i];
         }
@@ -225,10 +229,11 @@ mod tests {
     #[test]
     fn promises_add_up() {
         let mut admission = Admission::new(&tiny_layout(), [4, 2, 1], 64, 0);
-        assert!(admission.fits([4, 2, 1]));
-        admission.promise([3, 1, 1]);
-        assert!(!admission.fits([1, 1, 1]));
-        assert!(admission.fits([1, 1, 0]));
+        assert!(admission.fits([4, 2, 1], [0; 3]));
+        admission.promise([3, 1, 1], [0; 3]);
+        assert!(!admission.fits([1, 1, 1], [0; 3]));
+        assert!(admission.fits([1, 1, 1], [0, 0, 1]), "shared units are promised twice and exist once");
+        assert!(admission.fits([1, 1, 0], [0; 3]));
         admission.withdraw([3, 1, 1]);
         assert_eq!(admission.promised(), [0; 3]);
     }

@@ -2,12 +2,15 @@
 //!
 //! Long-lived groups hold one block per 256 positions from the start. Sliding groups hold only blocks with rows that a
 //! later position still reads. A prefill chunk therefore maps its tail and never its middle (ARCHITECTURE.md, "Cache design").
-//! Blocks are mapped when a step is planned and given back when it is committed, by committed position; drafts that may
+//! A block may be the prefix cache's as well, and other sequences'; rows are only ever added behind those. Blocks are mapped when a step is planned and given back when it is committed, by committed position; drafts that may
 //! be rejected never push a row out. Assumes that the pools can serve what admission reserved.
 
-use longwave_model::CacheLayout;
+use std::ops::Range;
 
-use crate::pool::{Pools, Units};
+use longwave_model::CacheLayout;
+use longwave_model::geometry::GroupSpec;
+
+use crate::pool::{Hold, PoolCount, Pools, Units};
 use crate::step::{BlockId, TableWrite};
 
 /// The positions that a step computes for one sequence.
@@ -44,24 +47,67 @@ impl SequenceBlocks {
 
     /// Maps what the step over `span` stores. Blocks that it only reads are mapped already.
     pub fn extend(&mut self, layout: &CacheLayout, pools: &mut Pools, span: Span) {
-        assert!(span.start + span.drafts < span.end, "a step holds at least one token that is no draft: {span:?}");
         for (id, spec) in layout.groups.iter().enumerate() {
-            // The earliest position that can be next once drafts are rejected; 0 in long-lived groups.
-            let first = spec.retention.first_needed(span.end - span.drafts);
-            if first >= span.end {
-                continue;
-            }
-            let blocks = &mut self.groups[id];
-            let unmapped = blocks.last().map_or(0, |&(index, _)| index + 1).max(first / spec.block_tokens);
-            for index in unmapped..=(span.end - 1) / spec.block_tokens {
+            for index in self.unmapped(id, spec, span) {
                 let block = pools
                     .of_mut(spec.bucket)
                     .alloc()
                     .expect("admission reserved the worst case of every running request");
-                blocks.push((index, block));
-                self.writes.push(TableWrite { group: id as u8, index, block });
+                self.map(id, index, block);
             }
         }
+    }
+
+    /// Units that [`SequenceBlocks::extend`] will take.
+    pub fn missing(&self, layout: &CacheLayout, span: Span) -> Units {
+        let mut units = [0; 3];
+        for (id, spec) in layout.groups.iter().enumerate() {
+            units[spec.bucket as usize] += self.unmapped(id, spec, span).len() as u32;
+        }
+        units
+    }
+
+    /// Block indices of a group that a step over `span` stores to and that are not mapped.
+    fn unmapped(&self, group: usize, spec: &GroupSpec, span: Span) -> Range<u32> {
+        assert!(span.start + span.drafts < span.end, "a step holds at least one token that is no draft: {span:?}");
+        // The earliest position that can be next once drafts are rejected; 0 in long-lived groups.
+        let first = spec.retention.first_needed(span.end - span.drafts);
+        if first >= span.end {
+            return 0..0;
+        }
+        let from = self.groups[group].last().map_or(0, |&(index, _)| index + 1).max(first / spec.block_tokens);
+        from..((span.end - 1) / spec.block_tokens + 1).max(from)
+    }
+
+    /// Maps a block that the prefix cache holds, behind those that are mapped. It is read and never written.
+    pub fn adopt(&mut self, layout: &CacheLayout, pools: &mut Pools, group: usize, index: u32, block: BlockId) {
+        let spec = &layout.groups[group];
+        pools.of_mut(spec.bucket).share(block, Hold::of(spec));
+        self.map(group, index, block);
+    }
+
+    /// Maps `block` in place of a block with equal contents, which is given back.
+    pub fn replace(&mut self, layout: &CacheLayout, pools: &mut Pools, group: usize, index: u32, block: BlockId) {
+        let spec = &layout.groups[group];
+        pools.of_mut(spec.bucket).share(block, Hold::of(spec));
+        let at = self.find(group, index).expect("only a mapped block is replaced");
+        let old = std::mem::replace(&mut self.groups[group][at].1, block);
+        pools.of_mut(spec.bucket).release(old, Hold::of(spec));
+        self.writes.push(TableWrite { group: group as u8, index, block });
+    }
+
+    fn map(&mut self, group: usize, index: u32, block: BlockId) {
+        self.groups[group].push((index, block));
+        self.writes.push(TableWrite { group: group as u8, index, block });
+    }
+
+    fn find(&self, group: usize, index: u32) -> Option<usize> {
+        self.groups[group].binary_search_by_key(&index, |b| b.0).ok()
+    }
+
+    /// The block of a group that is mapped at `index`.
+    pub fn get(&self, group: usize, index: u32) -> Option<BlockId> {
+        self.find(group, index).map(|at| self.groups[group][at].1)
     }
 
     /// Gives back sliding blocks that nothing reads once `committed` positions are committed.
@@ -72,7 +118,7 @@ impl SequenceBlocks {
             let dead =
                 self.groups[id].iter().take_while(|&&(index, _)| (index + 1) * spec.block_tokens <= first).count();
             for (index, block) in self.groups[id].drain(..dead) {
-                pools.of_mut(spec.bucket).release(block);
+                pools.of_mut(spec.bucket).release(block, Hold::Window);
                 self.writes.push(TableWrite { group: id as u8, index, block: BlockId::NONE });
             }
         }
@@ -82,7 +128,7 @@ impl SequenceBlocks {
     pub fn release(&mut self, layout: &CacheLayout, pools: &mut Pools) {
         for (spec, blocks) in layout.groups.iter().zip(&mut self.groups) {
             for (_, block) in blocks.drain(..) {
-                pools.of_mut(spec.bucket).release(block);
+                pools.of_mut(spec.bucket).release(block, Hold::of(spec));
             }
         }
         self.writes.clear();
@@ -103,10 +149,10 @@ impl SequenceBlocks {
     }
 
     /// Adds this sequence's references to `counts` and checks that every row which the next position reads is mapped.
-    pub fn check(&self, layout: &CacheLayout, committed: u32, counts: &mut [Vec<u32>; 3]) -> Result<(), String> {
+    pub fn check(&self, layout: &CacheLayout, committed: u32, counts: &mut [PoolCount; 3]) -> Result<(), String> {
         for (id, spec) in layout.groups.iter().enumerate() {
             for &(_, block) in &self.groups[id] {
-                counts[spec.bucket as usize][block.0 as usize] += 1;
+                counts[spec.bucket as usize].table(block, Hold::of(spec));
             }
             if self.groups[id].windows(2).any(|w| w[1].0 != w[0].0 + 1) {
                 return Err(format!("group {id} has a hole: {:?}", self.groups[id]));
@@ -116,7 +162,7 @@ impl SequenceBlocks {
                 continue;
             }
             for index in first / spec.block_tokens..=(committed - 1) / spec.block_tokens {
-                if self.groups[id].binary_search_by_key(&index, |b| b.0).is_err() {
+                if self.get(id, index).is_none() {
                     return Err(format!(
                         "group {id}: block {index} is needed at position {committed} and is not mapped"
                     ));
@@ -145,7 +191,7 @@ mod tests {
             blocks.extend(&layout, &mut pools, Span { start, end, drafts: 0 });
             seen = blocks.groups[group].iter().map(|b| b.0).collect();
             blocks.retire(&layout, &mut pools, end);
-            blocks.check(&layout, end, &mut [vec![0; 99], vec![0; 99], vec![0; 99]]).unwrap();
+            blocks.check(&layout, end, &mut [99; 3].map(PoolCount::new)).unwrap();
         }
         blocks.release(&layout, &mut pools);
         assert_eq!(pools.used(), [0; 3]);

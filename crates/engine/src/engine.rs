@@ -12,7 +12,10 @@ use longwave_model::geometry::{Bucket, MAX_DRAFTS};
 
 use crate::admission::Admission;
 use crate::blocks::SequenceBlocks;
-use crate::pool::{Pools, Units};
+use crate::hash;
+use crate::pool::{PoolCount, Pools, Units};
+use crate::prefix::{PrefixCache, PrefixOptions};
+use crate::report::PrefixStatus;
 use crate::request::{Event, EventSink, FinishReason, Request, RequestId, SubmitError};
 use crate::scheduler::{Grant, Scheduler};
 use crate::sequence::{Sequence, Waiting};
@@ -29,14 +32,29 @@ pub struct EngineOptions {
     pub max_chunk_tokens: Option<u32>,
     /// Drafts per sequence and step, cut to what the backend can; 0 is no speculation.
     pub drafts: u32,
+    /// Keep computed blocks for later prompts that begin alike.
+    pub prefix_cache: bool,
+    /// Tokens between checkpoints inside prompts, rounded down to 256; 0 keeps those at their ends only.
+    pub checkpoint_interval: u32,
+    /// Keep a checkpoint in every answer as well, so that the next turn of a conversation need not compute it again.
+    pub checkpoint_answers: bool,
     /// Check all invariants after every step, not only when idle.
     pub paranoid: bool,
 }
 
 impl Default for EngineOptions {
-    /// 1,024 waiting requests, chunks as large as the budget, no speculation.
+    /// 1,024 waiting requests, chunks as large as the budget, no speculation, prefixes kept.
     fn default() -> Self {
-        EngineOptions { max_waiting: 1024, retry_after_s: 1, max_chunk_tokens: None, drafts: 0, paranoid: false }
+        EngineOptions {
+            max_waiting: 1024,
+            retry_after_s: 1,
+            max_chunk_tokens: None,
+            drafts: 0,
+            prefix_cache: true,
+            checkpoint_interval: 8192,
+            checkpoint_answers: true,
+            paranoid: false,
+        }
     }
 }
 
@@ -49,8 +67,10 @@ pub struct Status {
     pub waiting: u32,
     /// Units of each pool (large, middle, small).
     pub units_total: Units,
-    /// Of them, owned by block tables.
+    /// Of them, owned by block tables or the prefix cache.
     pub units_used: Units,
+    /// Of them, held by the prefix cache; an idle engine uses no others.
+    pub units_cached: Units,
     /// Of them, promised to running requests at their worst moment.
     pub units_promised: Units,
     /// Steps that were submitted.
@@ -63,6 +83,8 @@ pub struct Status {
     pub drafts_proposed: u64,
     /// Of them, how many became output.
     pub drafts_accepted: u64,
+    /// What the prefix cache did and holds.
+    pub prefix: PrefixStatus,
     /// Wall time of the last step; zero before the first one and when nobody measures.
     pub last_step: std::time::Duration,
     /// Bounds of the backend.
@@ -87,6 +109,7 @@ pub struct Engine<B: Backend> {
     layout: CacheLayout,
     options: EngineOptions,
     pools: Pools,
+    prefix: PrefixCache,
     admission: Admission,
     scheduler: Scheduler,
     /// By (priority, arrival); at most `options.max_waiting`.
@@ -95,6 +118,8 @@ pub struct Engine<B: Backend> {
     free_seats: Vec<Seat>,
     next_id: u64,
     counters: Counters,
+    /// How often a running request gave something back.
+    returns: u64,
     stopped: Option<String>,
 }
 
@@ -105,9 +130,15 @@ impl<B: Backend> Engine<B> {
         assert!(limits.seats > 0, "a backend without seats runs nothing");
         assert!(limits.drafts <= MAX_DRAFTS, "{} drafts, a c128 state page takes {MAX_DRAFTS} back", limits.drafts);
         options.drafts = options.drafts.min(limits.drafts);
+        let prefix = PrefixOptions {
+            on: options.prefix_cache,
+            interval: options.checkpoint_interval,
+            answers: options.checkpoint_answers,
+        };
         let chunk = options.max_chunk_tokens.unwrap_or(u32::MAX).min(limits.step_tokens);
         Engine {
             pools: Pools::new(limits.units),
+            prefix: PrefixCache::new(&layout, prefix),
             admission: Admission::new(&layout, limits.units, chunk, options.drafts),
             scheduler: Scheduler::new(&limits, chunk),
             waiting: BTreeMap::new(),
@@ -115,6 +146,7 @@ impl<B: Backend> Engine<B> {
             free_seats: (0..limits.seats).rev().map(Seat).collect(),
             next_id: 0,
             counters: Counters::default(),
+            returns: 0,
             stopped: None,
             backend,
             limits,
@@ -150,7 +182,9 @@ impl<B: Backend> Engine<B> {
         self.next_id = id.0 + 1;
         match self.admission.check(&request, &self.limits) {
             Ok((max_outputs, need)) => {
-                self.waiting.insert((request.priority, id), Waiting { id, request, sink, max_outputs, need });
+                let key = (request.priority, id);
+                let (hashes, blocked_at) = (None, None);
+                self.waiting.insert(key, Waiting { id, request, sink, max_outputs, need, hashes, blocked_at });
             }
             Err(refusal) => sink(Event::Finished {
                 reason: FinishReason::Refused(refusal),
@@ -196,19 +230,36 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Gives seats to waiting requests, in order, while their worst case fits. The first that does not fit holds the
-    /// others back: it cannot starve.
+    /// others back: it cannot starve. What a request reuses is mapped before anything is allocated, so no eviction can
+    /// take it away.
     fn admit(&mut self) {
-        while let (Some(first), Some(&seat)) = (self.waiting.first_entry(), self.free_seats.last()) {
-            if !self.admission.fits(first.get().need.most()) {
+        while let (Some(mut first), Some(&seat)) = (self.waiting.first_entry(), self.free_seats.last()) {
+            let waiting = first.get_mut();
+            let state = self.returns + self.prefix.version;
+            if waiting.blocked_at == Some(state) {
                 break;
             }
-            let waiting = first.remove();
+            let (request, on) = (&waiting.request, self.prefix.is_on());
+            let chain = || if on { hash::chain(request.salt, &request.prompt) } else { Vec::new() };
+            let found = self.prefix.lookup(request, waiting.hashes.get_or_insert_with(chain));
+            let (shared, doubled) = (self.prefix.shared_units(&found, &self.pools), self.pools.duplicates());
+            let most = waiting.need.most();
+            if !self.admission.fits(most, [0, 1, 2].map(|i| shared[i] + doubled[i])) {
+                waiting.blocked_at = Some(state);
+                break;
+            }
+            let mut waiting = first.remove();
             self.free_seats.pop();
-            self.admission.promise(waiting.need.most());
+            self.prefix.count(&found, waiting.request.prompt.len());
             let positions = waiting.request.prompt.len() as u32 + waiting.max_outputs;
-            let blocks = SequenceBlocks::new(&self.layout, positions);
-            let mut sequence = Sequence::new(waiting, blocks, 0);
-            (sequence.sink)(Event::Scheduled { cached_tokens: sequence.cached_tokens });
+            let mut blocks = SequenceBlocks::new(&self.layout, positions);
+            let hashes = waiting.hashes.take().unwrap_or_default();
+            let reuse = self.prefix.adopt(&found, hashes, &mut blocks, &mut self.pools, self.counters.steps);
+            self.admission.promise(most, self.pools.duplicates());
+            let mut sequence = Sequence::new(waiting, blocks, found.report.cached_tokens);
+            sequence.reuse = reuse;
+            let (cached_tokens, prefix) = (sequence.cached_tokens, found.report);
+            (sequence.sink)(Event::Scheduled { cached_tokens, prefix });
             self.seats[seat.0 as usize] = Some(sequence);
         }
     }
@@ -230,7 +281,9 @@ impl<B: Backend> Engine<B> {
         for grant in grants {
             let sequence = self.seats[grant.seat.0 as usize].as_mut().expect("only occupied seats get grants");
             sequence.last_step = step.number;
-            sequence.blocks.extend(&self.layout, &mut self.pools, sequence.span(grant));
+            let span = sequence.span(grant);
+            self.prefix.make_room(&mut self.pools, sequence.blocks.missing(&self.layout, span));
+            sequence.blocks.extend(&self.layout, &mut self.pools, span);
             add_to_step(&mut step, sequence, grant, self.options.drafts);
         }
         Some(step)
@@ -249,13 +302,14 @@ impl<B: Backend> Engine<B> {
         for (i, result) in result.seqs.into_iter().enumerate() {
             let grant = self.scheduler.grants()[i];
             let sequence = self.seats[grant.seat.0 as usize].as_mut().expect("a step's sequences keep their seats");
-            let (was_decoding, outputs) = (sequence.is_decoding(), sequence.outputs());
+            let (was_decoding, outputs, started) = (sequence.is_decoding(), sequence.outputs(), sequence.committed);
             let reason = sequence.advance(&grant, result, self.limits.vocab);
             let new = u64::from(sequence.outputs() - outputs);
             self.counters.output_tokens += new;
             self.counters.prompt_tokens += if was_decoding { 0 } else { u64::from(grant.tokens) };
             self.counters.drafts_proposed += u64::from(grant.drafts);
             self.counters.drafts_accepted += new.saturating_sub(1);
+            self.prefix.commit(sequence, &mut self.pools, started, !was_decoding, self.counters.steps);
             sequence.blocks.retire(&self.layout, &mut self.pools, sequence.committed);
             if let Some(reason) = reason {
                 self.finish(grant.seat, reason);
@@ -263,7 +317,8 @@ impl<B: Backend> Engine<B> {
                 // The prompt is computed: give back what only its chunks needed.
                 self.admission.withdraw(sequence.promised);
                 sequence.promised = sequence.need.decode;
-                self.admission.promise(sequence.promised);
+                self.admission.promise(sequence.promised, self.pools.duplicates());
+                self.returns += 1;
             }
         }
     }
@@ -301,8 +356,10 @@ impl<B: Backend> Engine<B> {
     /// Frees a seat with all its blocks and delivers the last event.
     fn finish(&mut self, seat: Seat, reason: FinishReason) {
         let mut sequence = self.seats[seat.0 as usize].take().expect("only occupied seats finish");
+        self.prefix.leave(&sequence.reuse, self.counters.steps);
         sequence.blocks.release(&self.layout, &mut self.pools);
         self.admission.withdraw(sequence.promised);
+        self.returns += 1;
         self.free_seats.push(seat);
         sequence.finish(reason);
     }
@@ -347,12 +404,14 @@ impl<B: Backend> Engine<B> {
             waiting: self.waiting.len() as u32,
             units_total: self.pools.total(),
             units_used: self.pools.used(),
+            units_cached: self.pools.cached(),
             units_promised: self.admission.promised(),
             steps: self.counters.steps,
             prompt_tokens: self.counters.prompt_tokens,
             output_tokens: self.counters.output_tokens,
             drafts_proposed: self.counters.drafts_proposed,
             drafts_accepted: self.counters.drafts_accepted,
+            prefix: self.prefix.status,
             last_step: std::time::Duration::ZERO,
             limits: self.limits.clone(),
             alive: self.stopped.is_none(),
@@ -369,10 +428,10 @@ impl<B: Backend> Engine<B> {
         self.stopped.as_deref()
     }
 
-    /// Checks every invariant: references equal the tables, each row that will be read is mapped, nobody holds more than
+    /// Checks every invariant: references equal the tables and the cache's entries, each row that will be read is mapped, nobody holds more than
     /// was promised, and the promises fit the pools. The error names the first that is broken.
     pub fn check_integrity(&self) -> Result<(), String> {
-        let mut counts = self.pools.total().map(|units| vec![0; units as usize]);
+        let mut counts = self.pools.total().map(PoolCount::new);
         let mut promised = [0; 3];
         for sequence in self.seats.iter().flatten() {
             let (held, most) = (sequence.blocks.units(&self.layout), sequence.promised);
@@ -381,10 +440,16 @@ impl<B: Backend> Engine<B> {
             }
             promised = [0, 1, 2].map(|i| promised[i] + most[i]);
             let blocks = sequence.blocks.check(&self.layout, sequence.committed, &mut counts);
-            blocks.map_err(|e| format!("request {}: {e}", sequence.id.0))?;
+            let path = self.prefix.check_sequence(sequence);
+            blocks.and(path).map_err(|e| format!("request {}: {e}", sequence.id.0))?;
         }
+        self.prefix.check(&self.pools, &mut counts)?;
         if promised != self.admission.promised() {
             return Err(format!("{:?} units are promised, sequences have {promised:?}", self.admission.promised()));
+        }
+        let (duplicates, total) = (self.pools.duplicates(), self.pools.total());
+        if (0..3).any(|i| promised[i] - duplicates[i] > total[i]) {
+            return Err(format!("{promised:?} units are promised, {duplicates:?} of them twice, of {total:?}"));
         }
         for bucket in Bucket::ALL {
             let pool = self.pools.of(bucket);

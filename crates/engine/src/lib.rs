@@ -7,6 +7,7 @@ pub mod engine;
 pub mod handle;
 pub mod pool;
 pub mod proof;
+pub mod report;
 pub mod request;
 pub mod sim;
 pub mod step;
@@ -14,6 +15,11 @@ pub mod tables;
 
 mod admission;
 mod blocks;
+mod check;
+mod evict;
+mod hash;
+mod prefix;
+mod publish;
 mod scheduler;
 mod sequence;
 

@@ -6,6 +6,7 @@
 
 use thiserror::Error;
 
+use crate::report::PrefixReport;
 use crate::step::{ReturnLogits, Sampling, Token, TokenLogprobs};
 
 /// Identity of a request inside one engine.
@@ -97,6 +98,8 @@ pub enum Event {
     Scheduled {
         /// Prompt tokens whose cache was reused.
         cached_tokens: u32,
+        /// What the prefix cache did and why it did no more.
+        prefix: PrefixReport,
     },
     /// New tokens, in order.
     Tokens {

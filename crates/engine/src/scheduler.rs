@@ -77,7 +77,7 @@ impl Scheduler {
         self.order.sort_unstable_by_key(|&s| (at(seats, s).pending(), at(seats, s).id));
         let Some(first) = (0..self.order.len()).min_by_key(|&i| rank(at(seats, self.order[i]))) else { return };
         let first = self.order.remove(first);
-        let chunk = |s: usize, share: u32| at(seats, s).pending().min(self.max_chunk).min(share);
+        let chunk = |s: usize, share: u32| at(seats, s).chunk_limit().min(self.max_chunk).min(share);
         let half = chunk(first, budget.div_ceil(2));
         budget -= half;
         let index = self.grants.len();
@@ -121,7 +121,8 @@ mod tests {
         let layout = tiny_layout();
         let need = Admission::new(&layout, [9999; 3], 64, 0).need(prompt, 100);
         let request = request(vec![1; prompt as usize], 100);
-        let waiting = Waiting { id: RequestId(id), request, sink: Box::new(|_| ()), max_outputs: 100, need };
+        let (id, sink) = (RequestId(id), Box::new(|_| ()));
+        let waiting = Waiting { id, request, sink, max_outputs: 100, need, hashes: None, blocked_at: None };
         let mut s = Sequence::new(waiting, SequenceBlocks::new(&layout, prompt + 100), committed);
         s.tokens.extend(vec![1; outputs as usize]);
         Some(s)

@@ -5,7 +5,9 @@
 
 use crate::admission::Need;
 use crate::blocks::{SequenceBlocks, Span};
+use crate::hash::BlockHash;
 use crate::pool::Units;
+use crate::prefix::Reuse;
 use crate::request::{Event, EventSink, FinishReason, Request, RequestId};
 use crate::scheduler::Grant;
 use crate::step::{ReturnLogits, Sampling, SeqResult, Token};
@@ -18,6 +20,10 @@ pub(crate) struct Waiting {
     /// Most tokens to generate, the context limit applied.
     pub max_outputs: u32,
     pub need: Need,
+    /// Hashes of the full blocks of the prompt, once it was first in line.
+    pub hashes: Option<Vec<BlockHash>>,
+    /// State of the engine at which it did not fit; it is looked at again when that has changed.
+    pub blocked_at: Option<u64>,
 }
 
 /// A request that has a seat.
@@ -29,7 +35,6 @@ pub(crate) struct Sequence {
     pub min_tokens: u32,
     pub priority: i32,
     /// Tenant of its cached prefixes.
-    #[expect(dead_code, reason = "read by the prefix cache, issue 3")]
     pub salt: u64,
     pub logits: ReturnLogits,
     /// Prompt, then generated tokens.
@@ -43,6 +48,8 @@ pub(crate) struct Sequence {
     /// Proposed by the backend for the positions after the last token.
     pub drafts: Vec<Token>,
     pub blocks: SequenceBlocks,
+    /// What it shares with the prefix cache.
+    pub reuse: Reuse,
     pub need: Need,
     /// Units promised by admission.
     pub promised: Units,
@@ -53,9 +60,9 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// Takes a waiting request over, with blocks that hold its first `cached_tokens` positions.
+    /// Takes a waiting request over, with blocks that hold its first `cached_tokens` positions. It publishes nothing.
     pub fn new(waiting: Waiting, blocks: SequenceBlocks, cached_tokens: u32) -> Sequence {
-        let Waiting { id, request, sink, max_outputs, need } = waiting;
+        let Waiting { id, request, sink, max_outputs, need, .. } = waiting;
         let prompt_tokens = request.prompt.len() as u32;
         let mut tokens = request.prompt;
         tokens.reserve_exact(max_outputs as usize);
@@ -75,6 +82,7 @@ impl Sequence {
             cached_tokens,
             drafts: Vec::new(),
             blocks,
+            reuse: Reuse::default(),
             need,
             promised: need.most(),
             fresh: true,
@@ -95,6 +103,12 @@ impl Sequence {
     /// Known tokens that are not computed; at least one.
     pub fn pending(&self) -> u32 {
         self.tokens.len() as u32 - self.committed
+    }
+
+    /// Most tokens that its next prompt chunk may have: it ends where a checkpoint is to be taken.
+    pub fn chunk_limit(&self) -> u32 {
+        let cut = self.reuse.next_cut(self.committed, self.prompt_tokens);
+        cut.map_or(self.pending(), |cut| cut - self.committed)
     }
 
     /// Whether only the last generated token is pending.

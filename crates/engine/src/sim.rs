@@ -6,7 +6,7 @@
 //! Rows live in blocks only when a block is mapped; the rest of a chunk is scratch, as on a real backend. Refuses, as
 //! `BadStep`, whatever breaks the contract of [`crate::step`]. One row stands for all layers of a group.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use longwave_model::CacheLayout;
@@ -136,10 +136,11 @@ impl SimBackend {
             self.tables.apply(step, seq)?;
             self.check_past(seq)?;
         }
+        let shared = self.check_shared(step)?;
         if self.options.poison {
             step.seqs.iter().for_each(|seq| self.poison(step, seq));
         }
-        let seqs = step.seqs.iter().map(|seq| self.run_sequence(step, seq)).collect::<Result<_, _>>()?;
+        let seqs = step.seqs.iter().map(|seq| self.run_sequence(step, seq, &shared)).collect::<Result<_, _>>()?;
         Ok(StepResult { number: step.number, seqs })
     }
 
@@ -229,6 +230,34 @@ impl SimBackend {
         Ok(())
     }
 
+    /// Blocks (pool, id) that several sequences of the step map: they may be read and not stored to. A block has one
+    /// meaning: the same place in every table that maps it.
+    fn check_shared(&self, step: &Step) -> Result<BTreeSet<(u8, BlockId)>, String> {
+        let mut places = BTreeMap::new();
+        let mut shared = BTreeSet::new();
+        if step.seqs.len() < 2 {
+            return Ok(shared);
+        }
+        for seq in &step.seqs {
+            for (group, spec) in self.layout.groups.iter().enumerate() {
+                let table = self.tables.table(seq.seat, group);
+                let dense = table.dense().iter().enumerate().map(|(index, &block)| (index as u32, block));
+                for (index, block) in dense.chain(table.sparse().iter().copied()) {
+                    let (key, place) = ((spec.bucket as u8, block), (group, index));
+                    match places.insert(key, (place, seq.seat)) {
+                        None => {}
+                        Some((other, seat)) if other == place && seat != seq.seat => drop(shared.insert(key)),
+                        Some(other) => {
+                            let (at, seat) = (format!("group {group} index {index}"), seq.seat.0);
+                            return Err(format!("block {} is {at} of seat {seat} and also {other:?}", block.0));
+                        }
+                    }
+                }
+            }
+        }
+        Ok(shared)
+    }
+
     /// A newly mapped block whose positions are all still to come cannot hold anything that may be read.
     fn poison(&mut self, step: &Step, seq: &SeqStep) {
         for w in step.writes_of(seq).iter().filter(|w| w.block != BlockId::NONE) {
@@ -239,7 +268,12 @@ impl SimBackend {
         }
     }
 
-    fn run_sequence(&mut self, step: &Step, seq: &SeqStep) -> Result<SeqResult, String> {
+    fn run_sequence(
+        &mut self,
+        step: &Step,
+        seq: &SeqStep,
+        shared: &BTreeSet<(u8, BlockId)>,
+    ) -> Result<SeqResult, String> {
         let tokens = step.tokens_of(seq);
         let state = self.seats[seq.seat.0 as usize].filter(|_| !seq.fresh);
         let mut scratch = Scratch { seat: seq.seat, start: seq.start, hidden: Vec::with_capacity(tokens.len()) };
@@ -261,7 +295,7 @@ impl SimBackend {
                 result.tokens.push(token);
             }
         }
-        self.store(step, &scratch)?;
+        self.store(step, &scratch, shared)?;
         let next = seq.start + (sampled_from + result.tokens.len().max(1)) as u32;
         self.seats[seq.seat.0 as usize] = Some(SeatState { next, last_sampled: result.tokens.last().copied() });
         scratch.hidden.truncate((next - seq.start) as usize);
@@ -367,7 +401,7 @@ impl SimBackend {
     }
 
     /// Writes the rows of a step to the blocks that are mapped.
-    fn store(&mut self, step: &Step, scratch: &Scratch) -> Result<(), String> {
+    fn store(&mut self, step: &Step, scratch: &Scratch, shared: &BTreeSet<(u8, BlockId)>) -> Result<(), String> {
         for (group, spec) in self.layout.groups.iter().enumerate() {
             for position in scratch.start..scratch.start + scratch.hidden.len() as u32 {
                 let index = position / spec.block_tokens;
@@ -384,6 +418,10 @@ impl SimBackend {
                     }
                     return Err(format!("seat {} group {group}: no block {index} for an entry", scratch.seat.0));
                 };
+                if shared.contains(&(spec.bucket as u8, block)) {
+                    let seat = scratch.seat.0;
+                    return Err(format!("block {} is stored to by seat {seat}; another one maps it", block.0));
+                }
                 let unit = &mut self.pools[spec.bucket as usize][block.0 as usize];
                 let writer = (step.number, scratch.seat.0, group as u8, index);
                 if unit.writer.0 == step.number && unit.writer != writer {

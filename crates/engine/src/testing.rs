@@ -4,6 +4,13 @@ use longwave_model::config::LayerKind;
 use longwave_model::geometry::{CacheFormats, CacheLayout, IndexFormat, MainFormat};
 use longwave_model::presets;
 
+use crate::admission::Admission;
+use crate::blocks::{SequenceBlocks, Span};
+use crate::pool::Pools;
+use crate::prefix::{PrefixCache, PrefixOptions, Reuse};
+use crate::request::RequestId;
+use crate::sequence::{Sequence, Waiting};
+
 /// fp8 for both caches.
 pub const FP8: CacheFormats = CacheFormats { main: MainFormat::Fp8, index: IndexFormat::Fp8 };
 
@@ -31,4 +38,23 @@ pub fn request(prompt: Vec<u32>, max_tokens: u32) -> crate::request::Request {
         salt: 0,
         logits: crate::step::ReturnLogits::No,
     }
+}
+
+/// An empty prefix cache.
+pub fn cache(interval: u32) -> PrefixCache {
+    PrefixCache::new(&tiny_layout(), PrefixOptions { on: true, interval, answers: false })
+}
+
+/// A sequence that computed all of its prompt and published nothing.
+pub fn computed(pools: &mut Pools, prompt: Vec<u32>, interval: u32) -> Sequence {
+    let (layout, len) = (tiny_layout(), prompt.len() as u32);
+    let need = Admission::new(&layout, [9999; 3], 64, 0).need(len, 1);
+    let (id, sink) = (RequestId(0), Box::new(|_| ()));
+    let waiting =
+        Waiting { id, request: request(prompt, 1), sink, max_outputs: 1, need, hashes: None, blocked_at: None };
+    let mut blocks = SequenceBlocks::new(&layout, len);
+    blocks.extend(&layout, pools, Span { start: 0, end: len, drafts: 0 });
+    let mut sequence = Sequence::new(waiting, blocks, len);
+    sequence.reuse = Reuse { active: true, interval, ..Reuse::default() };
+    sequence
 }

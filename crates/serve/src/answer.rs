@@ -80,7 +80,10 @@ impl Answer {
             let event =
                 self.generation.next().await.ok_or_else(|| ApiError::stopped("it dropped the running request"))?;
             match event {
-                Event::Scheduled { cached_tokens } => self.cached_tokens = cached_tokens,
+                Event::Scheduled { cached_tokens, prefix } => {
+                    tracing::debug!(prompt_tokens = self.prompt_tokens, "{prefix}");
+                    self.cached_tokens = cached_tokens;
+                }
                 Event::Logits { .. } => {}
                 Event::Tokens { tokens, logprobs } => {
                     let mut part = Part::default();

@@ -60,7 +60,7 @@ pub fn serve<B: Backend>(backend: B, options: EngineOptions, requests: &[Request
     }
     engine.check_integrity().unwrap();
     let status = engine.status();
-    assert_eq!(status.units_used, [0; 3], "all blocks are home");
+    assert_eq!(status.units_used, status.units_cached, "all blocks are home");
     let mut answers = vec![Answer::default(); requests.len()];
     let mut finished = 0;
     for (i, event) in events.try_iter() {
@@ -105,6 +105,57 @@ fn chunk_limits_of_the_engine_change_nothing() {
         let options = EngineOptions { max_chunk_tokens: Some(chunk), ..EngineOptions::default() };
         assert!(whole == serve(backend(4096, 1, 64 << 20), options, std::slice::from_ref(&r)), "chunks of {chunk}");
     }
+}
+
+/// Runs requests one after the other on one engine; each with its reused prompt tokens.
+fn serve_in_turn(engine: &mut Engine<CpuBackend>, request: Request) -> (Answer, u32) {
+    let (sender, events) = mpsc::channel();
+    engine.submit(request, Box::new(move |e| sender.send(e).unwrap())).unwrap();
+    while engine.step() {}
+    let (mut answer, mut cached) = (Answer::default(), 0);
+    for event in events.try_iter() {
+        match event {
+            Event::Tokens { tokens, .. } => answer.tokens.extend(tokens),
+            Event::Logits { logits, .. } => answer.logits.extend(logits.iter().map(|v| v.to_bits())),
+            Event::Scheduled { cached_tokens, prefix } => {
+                assert_eq!(cached_tokens, prefix.cached_tokens);
+                cached = cached_tokens;
+            }
+            Event::Finished { .. } => {}
+        }
+    }
+    (answer, cached)
+}
+
+#[test]
+fn m1_a_reused_prefix_changes_no_bit() {
+    let options = EngineOptions { paranoid: true, ..EngineOptions::default() };
+    let cold = EngineOptions { prefix_cache: false, ..options.clone() };
+    let mut warm = Engine::new(backend(4096, 2, 64 << 20), options);
+    let sampled = |tokens: Vec<Token>, outputs, seed| Request {
+        logits: ReturnLogits::Sampled,
+        stop_tokens: Vec::new(),
+        ..request(tokens, outputs, seed)
+    };
+    let mut reused = 0;
+    for (i, len) in [256, 511].into_iter().enumerate() {
+        let seed = i as u64;
+        let mut text = prompt(len, 90 + seed);
+        for turn in 0..3 {
+            let wanted = sampled(text.clone(), 24, seed);
+            let (alone, _) = serve_in_turn(&mut Engine::new(backend(4096, 1, 64 << 20), cold.clone()), wanted.clone());
+            let (first, cached) = serve_in_turn(&mut warm, wanted.clone());
+            let (again, cached_again) = serve_in_turn(&mut warm, wanted);
+            assert!(first == alone && again == alone, "{len} tokens, turn {turn}: {cached} and {cached_again} cached");
+            assert_eq!(cached_again as usize, (text.len() - 1) / 256 * 256);
+            reused += cached;
+            text.extend(&alone.tokens);
+            text.extend(prompt(30, 500 + seed));
+        }
+    }
+    // The second text passes 512 in its first answer.
+    assert_eq!(reused, 2 * 256 + 2 * 512);
+    assert_eq!(warm.status().units_used, warm.status().units_cached);
 }
 
 #[test]

@@ -219,6 +219,51 @@ fn one_block_for_two_sequences_is_noticed() {
     assert!(answer.as_ref().is_err_and(|e| e.contains("is stored to by")), "{answer:?}");
 }
 
+/// Seat 0 computes 256 positions; then it and seat 1, which maps its blocks, compute the next one. `spoil` changes the
+/// table of seat 1.
+fn two_behind_one_prefix(spoil: impl FnOnce(&mut Vec<TableWrite>)) -> Result<Vec<Token>, String> {
+    let layout = tiny_layout();
+    let mut backend = backend();
+    compute(&mut backend, step(1, 0, prompt(1, 256), all_blocks(&layout, 0))).unwrap();
+    let first = |w: &TableWrite| w.index * layout.groups[w.group as usize].block_tokens;
+    let past = |w: &TableWrite| {
+        let spec = &layout.groups[w.group as usize];
+        first(w) + spec.block_tokens <= spec.retention.first_needed(256)
+    };
+    let (shared, own) = (all_blocks(&layout, 0), all_blocks(&layout, 200));
+    let mut both = step(2, 256, vec![7, 7], Vec::new());
+    both.seqs.push(SeqStep { seat: Seat(1), fresh: true, ..both.seqs[0].clone() });
+    both.writes.extend(shared.iter().filter(|w| past(w)).map(|w| TableWrite { block: BlockId::NONE, ..*w }));
+    both.writes.retain(|w| layout.groups[w.group as usize].is_sliding());
+    let cut = both.writes.len() as u32;
+    let mut writes: Vec<_> = shared.into_iter().filter(|w| first(w) < 256 && !past(w)).collect();
+    writes.extend(own.into_iter().filter(|w| first(w) >= 256));
+    spoil(&mut writes);
+    both.writes.extend(writes);
+    (both.seqs[0].tokens, both.seqs[0].writes) = (0..1, 0..cut);
+    (both.seqs[1].tokens, both.seqs[1].writes) = (1..2, cut..both.writes.len() as u32);
+    match backend.submit(both).and_then(|ticket| backend.collect(ticket)) {
+        Ok(result) => Ok(result.seqs.into_iter().flat_map(|s| s.tokens).collect()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[test]
+fn shared_blocks_are_read_and_never_stored_to() {
+    let tokens = two_behind_one_prefix(|_| ()).unwrap();
+    assert_eq!(tokens[0], tokens[1], "the same text before it, the same token after it");
+    let layout = tiny_layout();
+    for group in layout.sliding() {
+        let index = 256 / layout.groups[group].block_tokens;
+        let theirs = *all_blocks(&layout, 0).iter().find(|w| w.group as usize == group && w.index == index).unwrap();
+        let answer = two_behind_one_prefix(|writes| writes.push(theirs));
+        assert!(answer.as_ref().is_err_and(|e| e.contains("another one maps it")), "group {group}: {answer:?}");
+    }
+    let elsewhere = TableWrite { index: 1, ..all_blocks(&layout, 0)[0] };
+    let answer = two_behind_one_prefix(|writes| writes.push(elsewhere));
+    assert!(answer.as_ref().is_err_and(|e| e.contains("and also")), "a block has one meaning: {answer:?}");
+}
+
 #[test]
 fn the_last_sampled_token_may_stay_on_the_device() {
     let run = |second: fn(Token) -> Token| {

@@ -44,6 +44,37 @@ impl Backend for NullBackend {
     }
 }
 
+/// Microseconds of a request of 257 tokens while `blocks` blocks are cached and each request has to evict some.
+fn evicting_request_us(blocks: u32) -> f64 {
+    let layout = flash_layout();
+    let one = [0, 1, 2].map(|i| layout.long_lived_units()[i] + layout.checkpoint_units()[i]);
+    let units = one.map(|u| u * blocks + 64);
+    let limits =
+        Limits { seats: 1, step_tokens: 1 << 10, context: 1 << 10, units, drafts: 0, in_flight: 1, vocab: 999_999 };
+    let mut engine = Engine::new(NullBackend { limits, layout, result: None, writes: 0 }, EngineOptions::default());
+    let mut ask = |seed: u32, requests: u32| {
+        for request in (0..requests).map(|i| request(vec![seed + i; 257], 1)) {
+            engine.submit(request, Box::new(|_| ())).unwrap();
+            while engine.status().running + engine.status().waiting > 0 {
+                engine.step();
+            }
+        }
+        engine.status().prefix
+    };
+    let full = ask(0, blocks + 100);
+    assert!(full.nodes >= u64::from(blocks) * 9 / 10 && full.evicted_checkpoints > 0, "{full:?}");
+    let started = Instant::now();
+    ask(500_000, 2000);
+    started.elapsed().as_secs_f64() * 1e6 / 2000.0
+}
+
+#[test]
+fn eviction_costs_little_however_much_is_cached() {
+    let figures = [500, 2000, 8000].map(|blocks| (blocks, evicting_request_us(blocks)));
+    println!("(cached blocks, microseconds a request): {figures:?}");
+    assert!(figures[2].1 < 5.0 * figures[0].1 + 100.0, "{figures:?}");
+}
+
 /// Microseconds of one decode step of `seats` sequences at `context` positions.
 fn decode_step_us(seats: u32, context: u32) -> f64 {
     let layout = flash_layout();

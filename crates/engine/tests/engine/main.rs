@@ -6,6 +6,7 @@
 mod contract;
 mod cost;
 mod handle;
+mod prefix;
 mod requests;
 mod simulation;
 mod world;

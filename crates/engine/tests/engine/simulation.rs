@@ -7,12 +7,14 @@
 use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::request::{FinishReason, Refusal, Request, RequestId};
 use longwave_engine::sim::{DraftQuality, Failure, SimBackend, SimOptions};
-use longwave_engine::step::{Limits, ReturnLogits, Sampling};
+use longwave_engine::step::{Limits, ReturnLogits, Sampling, Token};
 use longwave_model::CacheLayout;
 
-use crate::world::{Record, Rng, VOCAB, flash_layout, prompt, solo, tiny_layout};
+use crate::world::{Record, Rng, VOCAB, assert_home, flash_layout, prompt, solo, tiny_layout};
 
 const LENGTHS: &[u32] = &[1, 2, 3, 4, 5, 7, 8, 63, 64, 65, 127, 128, 129, 255, 256, 257, 300, 511, 512, 513];
+/// Of prompts that have something to reuse.
+const LONG: &[u32] = &[255, 256, 257, 258, 300, 511, 512, 513, 514, 640, 767, 768, 769, 1000, 1025];
 const OUTPUTS: &[u32] = &[0, 1, 2, 3, 5, 8, 17, 64, 65, 130, 257];
 
 /// Prints the seed when a test dies.
@@ -43,6 +45,11 @@ struct Totals {
     failed: u64,
     drafts: u64,
     accepted: u64,
+    hits: u64,
+    cached: u64,
+    evicted_nodes: u64,
+    evicted_checkpoints: u64,
+    replaced_checkpoints: u64,
 }
 
 #[test]
@@ -62,13 +69,20 @@ fn every_request_gives_the_tokens_of_its_solo_run() {
         let t = &totals;
         assert!(t.compared > 0 && t.refused > 0 && t.cancelled > 0 && t.failed > 0, "a phase is not covered: {t:?}");
         assert!(t.accepted > 0 && t.accepted < t.drafts, "drafts are not covered: {t:?}");
+        let evicted = t.evicted_nodes.min(t.evicted_checkpoints);
+        assert!(
+            t.hits.min(evicted).min(t.replaced_checkpoints) > (seeds.end - seeds.start) / 20,
+            "reuse is not covered: {t:?}"
+        );
     }
 }
 
 fn run_seed(seed: u64, totals: &mut Totals) {
     let rng = &mut Rng(seed);
     let layout = if rng.one_in(4) { flash_layout() } else { tiny_layout() };
-    let limits = random_limits(rng, &layout);
+    // Sessions: longer texts that come back while there is room to keep them.
+    let sessions = rng.one_in(2);
+    let limits = random_limits(rng, &layout, sessions);
     let options = EngineOptions {
         max_waiting: 64,
         max_chunk_tokens: rng.pick(&[
@@ -83,13 +97,16 @@ fn run_seed(seed: u64, totals: &mut Totals) {
             Some(300),
         ]),
         drafts: rng.below(limits.drafts + 1),
+        prefix_cache: !rng.one_in(8),
+        checkpoint_interval: rng.pick(&[0, 1, 256, 512, 8192]),
+        checkpoint_answers: !rng.one_in(4),
         paranoid: true,
         ..EngineOptions::default()
     };
     use DraftQuality::{Off, Random, Right, Wrong};
     let sim = SimOptions {
         draft_quality: rng.pick(&[Off, Right, Wrong, Random]),
-        fail_at_step: rng.one_in(5).then(|| u64::from(1 + rng.below(60))),
+        fail_at_step: rng.one_in(5).then(|| u64::from(1 + rng.below(90))),
         failure: rng.pick(&[Failure::BadStep, Failure::BadStep, Failure::Fatal]),
         poison: !rng.one_in(4),
         ..SimOptions::default()
@@ -97,30 +114,34 @@ fn run_seed(seed: u64, totals: &mut Totals) {
     let may_fail = sim.fail_at_step.is_some();
     let context = limits.context;
     let mut engine = Engine::new(SimBackend::new(layout.clone(), limits, sim), options);
-    let cases = drive(rng, &mut engine);
+    let cases = drive(rng, &mut engine, sessions);
 
     let status = engine.status();
-    assert_eq!((status.running, status.waiting), (0, 0), "idle with work left");
-    assert_eq!(status.units_used, [0; 3], "blocks did not come home");
-    assert_eq!(status.units_promised, [0; 3]);
+    assert_home(&status);
     engine.check_integrity().unwrap();
     totals.steps += status.steps;
     totals.drafts += status.drafts_proposed;
     totals.accepted += status.drafts_accepted;
+    totals.hits += status.prefix.hits;
+    totals.cached += status.prefix.hit_tokens;
+    totals.evicted_nodes += status.prefix.evicted_nodes;
+    totals.evicted_checkpoints += status.prefix.evicted_checkpoints;
+    totals.replaced_checkpoints += status.prefix.replaced_checkpoints;
     for case in &cases {
+        check_reuse(case, &cases);
         check_case(case, &layout, context, may_fail, totals);
     }
 }
 
 /// Pools between barely enough for one short request and enough for a few long ones.
-fn random_limits(rng: &mut Rng, layout: &CacheLayout) -> Limits {
+fn random_limits(rng: &mut Rng, layout: &CacheLayout, sessions: bool) -> Limits {
     let drafts = rng.below(8);
-    let (blocks, running) = (1 + rng.below(9), 2 + rng.below(5));
+    let (blocks, running) = (1 + rng.below(9) + if sessions { 6 } else { 0 }, 2 + rng.below(5));
     let units = [0, 1, 2].map(|i| layout.long_lived_units()[i] * blocks + layout.sliding_units(drafts)[i] * running);
     Limits {
         seats: 1 + rng.below(6),
         step_tokens: rng.pick(&[1, 2, 3, 7, 16, 64, 100, 256, 300, 1024]),
-        context: rng.pick(&[200, 513, 1000]),
+        context: if sessions { 1400 } else { rng.pick(&[200, 513, 1000]) },
         units,
         drafts,
         in_flight: 1,
@@ -128,26 +149,47 @@ fn random_limits(rng: &mut Rng, layout: &CacheLayout) -> Limits {
     }
 }
 
-fn random_request(rng: &mut Rng) -> Request {
-    // Few prompt seeds, so that some prompts share a prefix.
-    let (family, len) = (u64::from(rng.below(3)), rng.pick(LENGTHS) + if rng.one_in(4) { rng.below(90) } else { 0 });
+/// A text of a few, one that leaves it somewhere, or the next turn of an earlier request.
+fn random_prompt(rng: &mut Rng, earlier: &[Case], sessions: bool) -> Vec<Token> {
+    let tail = |rng: &mut Rng| {
+        let (seed, len) = (rng.next(), 1 + rng.below(90));
+        prompt(seed, len)
+    };
+    if let Some(last) = earlier.len().checked_sub(1)
+        && rng.one_in(3)
+    {
+        let case = &earlier[rng.below(last as u32 + 1) as usize];
+        return [case.request.prompt.clone(), case.record.tokens(), tail(rng)].concat();
+    }
+    let len = rng.pick(if sessions { LONG } else { LENGTHS }) + if rng.one_in(4) { rng.below(90) } else { 0 };
+    let family = u64::from(rng.below(3));
+    let mut text = prompt(family, len);
+    if rng.one_in(3) {
+        let at = rng.pick(if sessions { LONG } else { LENGTHS }).min(len);
+        text.truncate(at as usize);
+        text.extend(tail(rng));
+    }
+    text
+}
+
+fn random_request(rng: &mut Rng, earlier: &[Case], sessions: bool) -> Request {
     let sampled = rng.one_in(3);
     Request {
-        prompt: prompt(family, len),
-        max_tokens: rng.pick(OUTPUTS),
+        prompt: random_prompt(rng, earlier, sessions),
+        max_tokens: if sessions && rng.one_in(8) { 530 } else { rng.pick(OUTPUTS) },
         min_tokens: if rng.one_in(3) { rng.below(40) } else { 0 },
         stop_tokens: if rng.one_in(3) { vec![rng.below(VOCAB)] } else { Vec::new() },
         sampling: Sampling { temperature: if sampled { 1.0 } else { 0.0 }, seed: rng.next(), ..Sampling::default() },
         priority: rng.pick(&[0, 0, 0, -1, 1]),
-        salt: 0,
+        salt: rng.pick(&[0, 0, 0, 7]),
         logits: rng.pick(&[ReturnLogits::No, ReturnLogits::No, ReturnLogits::Sampled, ReturnLogits::All]),
     }
 }
 
 /// Submits, cancels and steps until nothing is left to do.
-fn drive(rng: &mut Rng, engine: &mut Engine<SimBackend>) -> Vec<Case> {
-    let total = 2 + rng.below(9) as usize;
-    let burst = rng.one_in(2);
+fn drive(rng: &mut Rng, engine: &mut Engine<SimBackend>, sessions: bool) -> Vec<Case> {
+    let total = 2 + rng.below(14) as usize;
+    let (burst, pace) = (!sessions && rng.one_in(2), rng.pick(&[5, 30]));
     let cancel_every = rng.pick(&[0, 0, 6, 20]);
     let mut cases: Vec<Case> = Vec::new();
     let mut idle = false;
@@ -157,8 +199,8 @@ fn drive(rng: &mut Rng, engine: &mut Engine<SimBackend>) -> Vec<Case> {
             if idle {
                 return cases;
             }
-        } else if burst || idle || rng.one_in(5) {
-            let (request, record) = (random_request(rng), Record::default());
+        } else if burst || idle || rng.one_in(pace) {
+            let (request, record) = (random_request(rng, &cases, sessions), Record::default());
             let id = engine.submit(request.clone(), record.sink()).unwrap();
             cases.push(Case { id, request, record });
         }
@@ -169,6 +211,19 @@ fn drive(rng: &mut Rng, engine: &mut Engine<SimBackend>) -> Vec<Case> {
         idle = !engine.step();
     }
     panic!("no end after 200,000 steps: {:?}", engine.status());
+}
+
+/// No more is found than another request with the same salt can have left.
+fn check_reuse(case: &Case, all: &[Case]) {
+    let Some(report) = case.record.report() else { return };
+    let common = |other: &Case| {
+        let tokens = other.record.tokens();
+        let text = other.request.prompt.iter().chain(&tokens);
+        case.request.prompt.iter().zip(text).take_while(|(a, b)| a == b).count()
+    };
+    let others = all.iter().filter(|c| c.id != case.id && c.request.salt == case.request.salt);
+    let longest = others.map(common).max().unwrap_or(0);
+    assert!(report.matched_tokens as usize <= longest, "{report}, {longest} in common");
 }
 
 fn check_case(case: &Case, layout: &CacheLayout, context: u32, may_fail: bool, totals: &mut Totals) {
@@ -194,10 +249,10 @@ fn check_case(case: &Case, layout: &CacheLayout, context: u32, may_fail: bool, t
         _ => {
             assert_eq!(Some(&reason), alone.finished().as_ref());
             assert_eq!(tokens, alone.tokens());
-            assert_eq!(logits, alone.logits());
+            assert!(logits == alone.logits(), "other logits");
             totals.compared += 1;
         }
     }
     assert_eq!(tokens, alone.tokens()[..tokens.len()]);
-    assert_eq!(logits, alone.logits()[..logits.len()]);
+    assert!(logits == alone.logits()[..logits.len()], "other logits");
 }

@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use longwave_engine::engine::{Engine, EngineOptions};
+use longwave_engine::engine::{Engine, EngineOptions, Status};
+use longwave_engine::report::PrefixReport;
 use longwave_engine::request::{Event, EventSink, FinishReason, Request};
 use longwave_engine::sim::{SimBackend, SimOptions};
 use longwave_engine::step::{Limits, ReturnLogits, Sampling, Token};
@@ -77,6 +78,13 @@ impl Record {
         self.events().into_iter().flat_map(logits).collect()
     }
 
+    /// What the prefix cache did, once it had a seat.
+    pub fn report(&self) -> Option<PrefixReport> {
+        self.events()
+            .into_iter()
+            .find_map(|e| if let Event::Scheduled { prefix, .. } = e { Some(prefix) } else { None })
+    }
+
     pub fn finished(&self) -> Option<FinishReason> {
         self.events().into_iter().find_map(|e| if let Event::Finished { reason, .. } = e { Some(reason) } else { None })
     }
@@ -88,19 +96,33 @@ impl Record {
         assert_eq!(count(|e| matches!(e, Event::Finished { .. })), 1, "{events:?}");
         assert!(count(|e| matches!(e, Event::Scheduled { .. })) <= 1);
         if events.len() > 1 {
-            assert!(matches!(events[0], Event::Scheduled { cached_tokens: 0 }), "{events:?}");
+            let Event::Scheduled { cached_tokens, prefix } = events[0] else { panic!("not scheduled: {events:?}") };
+            assert_eq!(cached_tokens, prefix.cached_tokens);
+            assert!(prefix.cached_tokens <= prefix.matched_tokens && prefix.cached_tokens % 256 == 0, "{prefix:?}");
+            assert!(prefix.first_difference.is_none_or(|at| at >= prefix.matched_tokens), "{prefix:?}");
         }
-        let Some(Event::Finished { reason, output_tokens, .. }) = events.last() else { panic!("not last: {events:?}") };
+        let Some(Event::Finished { reason, output_tokens, cached_tokens, prompt_tokens }) = events.last() else {
+            panic!("not last: {events:?}")
+        };
         assert_eq!(*output_tokens as usize, self.tokens().len());
+        assert_eq!(*cached_tokens, self.report().map_or(0, |r| r.cached_tokens));
+        assert!(*cached_tokens < (*prompt_tokens).max(1), "the last token of a prompt is computed");
         reason.clone()
     }
 }
 
-/// What a request gives alone, in whole chunks, without drafts, with room for everything.
+/// Between requests only the prefix cache holds blocks.
+pub fn assert_home(status: &Status) {
+    assert_eq!((status.running, status.waiting), (0, 0), "idle with work left");
+    assert_eq!(status.units_used, status.units_cached, "blocks did not come home");
+    assert_eq!(status.units_promised, [0; 3]);
+}
+
+/// What a request gives alone, in whole chunks, without drafts, with room for everything and nothing cached.
 pub fn solo(layout: &CacheLayout, context: u32, request: &Request) -> Record {
     let limits = Limits { seats: 1, context, ..wide_limits() };
-    let mut engine =
-        Engine::new(SimBackend::new(layout.clone(), limits, SimOptions::default()), EngineOptions::default());
+    let options = EngineOptions { prefix_cache: false, ..EngineOptions::default() };
+    let mut engine = Engine::new(SimBackend::new(layout.clone(), limits, SimOptions::default()), options);
     let record = Record::default();
     engine.submit(request.clone(), record.sink()).unwrap();
     while engine.step() {}

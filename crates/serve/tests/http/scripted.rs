@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use longwave_engine::report::PrefixReport;
 use longwave_engine::request::{Event, EventSink, FinishReason, Request, RequestId, SubmitError};
 use longwave_engine::step::{Limits, TokenLogprobs};
 use longwave_serve::{App, EngineApi, ServerOptions};
@@ -140,7 +141,7 @@ fn play(script: &Script, request: &Request, id: RequestId, seen: &Seen, mut sink
     let mut output_tokens = 0;
     let mut end = script.end.clone();
     if !matches!(end, FinishReason::Refused(_)) {
-        sink(Event::Scheduled { cached_tokens: script.cached });
+        sink(Event::Scheduled { cached_tokens: script.cached, prefix: PrefixReport::default() });
         'steps: for step in &script.steps {
             std::thread::sleep(script.pause);
             if seen.cancelled.lock().unwrap().contains(&id) {
