@@ -71,6 +71,12 @@ pub struct ModelArgs {
     /// Rounding of intermediate values on the CPU: serving (as GPU engines round) or reference (as the released program).
     #[arg(long, default_value = "serving", value_parser = profile)]
     pub numerics: Profile,
+    /// Compute every prompt from its first token instead of reusing what earlier ones left in the cache.
+    #[arg(long)]
+    pub no_enable_prefix_caching: bool,
+    /// Tokens between checkpoints inside long prompts; 0 keeps those at the ends of prompts and answers only.
+    #[arg(long, default_value_t = 8192)]
+    pub checkpoint_interval: u32,
     /// Tokens that the model's MTP module drafts per step, 0 to 7. Drafts change the speed, never the tokens.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=MOST_DRAFTS))]
     pub num_speculative_tokens: u32,
@@ -197,7 +203,13 @@ pub fn open(args: &ModelArgs) -> Result<Loaded> {
         if options.drafts > 0 { format!(", {} drafts per step", options.drafts) } else { String::new() },
     );
     let backend = CpuBackend::new(model, options)?;
-    let engine = handle::start(backend, EngineOptions { drafts: options.drafts, ..EngineOptions::default() });
+    let engine_options = EngineOptions {
+        drafts: options.drafts,
+        prefix_cache: !args.no_enable_prefix_caching,
+        checkpoint_interval: args.checkpoint_interval,
+        ..EngineOptions::default()
+    };
+    let engine = handle::start(backend, engine_options);
     Ok(Loaded {
         engine,
         tokenizer: Arc::new(tokenizer),

@@ -48,14 +48,27 @@ struct Way {
     chunk: Option<u32>,
     /// Draft tokens per sequence and step.
     drafts: u32,
+    /// Serve the set twice and compare the second time, which finds prefixes of the first.
+    again: bool,
+    /// Bytes for the cache.
+    cache_bytes: u64,
     /// Instruction set.
     level: Level,
     /// Threads; 0 means all.
     threads: usize,
 }
 
-const PLAIN: Way =
-    Way { name: "plain", step_tokens: 4096, seats: 0, chunk: None, drafts: 0, level: Level::Avx512, threads: 0 };
+const PLAIN: Way = Way {
+    name: "plain",
+    step_tokens: 4096,
+    seats: 0,
+    chunk: None,
+    drafts: 0,
+    again: false,
+    cache_bytes: 1 << 30,
+    level: Level::Avx512,
+    threads: 0,
+};
 
 impl Way {
     fn named(self, name: &'static str) -> Way {
@@ -74,6 +87,9 @@ fn ways() -> Vec<Way> {
         chunks("chunks of 129", 129),
         batch("batch of 4, 33 tokens a step", 33, 4),
         batch("batch of all, 256 tokens a step", 256, 64),
+        Way { again: true, ..batch("reused prefixes", 256, 64) },
+        Way { again: true, drafts: 3, ..batch("reused prefixes, drafts of 3", 64, 8) },
+        Way { again: true, cache_bytes: 12 << 20, ..batch("reused prefixes, constant eviction", 128, 4) },
         Way { drafts: 1, ..batch("drafts of 1", 512, 64) },
         Way { drafts: 3, ..batch("drafts of 3, 33 tokens a step", 33, 4) },
         Way { drafts: 7, ..PLAIN.named("drafts of 7, one by one") },
@@ -148,17 +164,25 @@ fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Reque
             seats: way.seats.max(1),
             step_tokens: way.step_tokens,
             context: 8192,
-            cache_bytes: 1 << 30,
+            cache_bytes: way.cache_bytes,
             drafts: way.drafts,
         };
-        let engine_options =
-            EngineOptions { max_chunk_tokens: way.chunk, drafts: way.drafts, ..EngineOptions::default() };
+        let engine_options = EngineOptions {
+            max_chunk_tokens: way.chunk,
+            drafts: way.drafts,
+            prefix_cache: way.again,
+            checkpoint_interval: 512,
+            ..EngineOptions::default()
+        };
         let mut engine = Engine::new(CpuBackend::new(model, options)?, engine_options);
         if way.seats == 0 {
             return Ok(requests
                 .iter()
                 .map(|r| proof::serve(&mut engine, std::slice::from_ref(r), 1).remove(0))
                 .collect());
+        }
+        if way.again {
+            proof::serve(&mut engine, requests, 2);
         }
         Ok(proof::serve(&mut engine, requests, 2))
     });

@@ -67,12 +67,9 @@ struct VllmFlags {
     /// Without effect on a CPU.
     #[arg(long, hide_short_help = true)]
     gpu_memory_utilization: Option<f32>,
-    /// Without effect: there is no prefix cache yet.
-    #[arg(long, hide_short_help = true)]
+    /// On unless --no-enable-prefix-caching is given.
+    #[arg(long, hide_short_help = true, conflicts_with = "no_enable_prefix_caching")]
     enable_prefix_caching: bool,
-    /// Without effect: there is no prefix cache yet.
-    #[arg(long, hide_short_help = true)]
-    no_enable_prefix_caching: bool,
     /// Always on.
     #[arg(long, hide_short_help = true)]
     enable_chunked_prefill: bool,
@@ -120,8 +117,8 @@ impl VllmFlags {
         if self.enable_auto_tool_choice {
             notes.push("--enable-auto-tool-choice is always on: tool calls are parsed whenever a request has tools");
         }
-        if self.enable_prefix_caching || self.no_enable_prefix_caching {
-            notes.push("--enable-prefix-caching and --no-enable-prefix-caching have no effect: no prefix cache yet");
+        if self.enable_prefix_caching {
+            notes.push("--enable-prefix-caching is the default");
         }
         if self.enable_chunked_prefill {
             notes.push("--enable-chunked-prefill is always on; answers do not depend on the chunks");

@@ -301,6 +301,10 @@ impl<B: Backend> Engine<B> {
     fn commit(&mut self, result: StepResult) {
         for (i, result) in result.seqs.into_iter().enumerate() {
             let grant = self.scheduler.grants()[i];
+            if let Some(why) = result.failed {
+                self.finish(grant.seat, FinishReason::Failed(why));
+                continue;
+            }
             let sequence = self.seats[grant.seat.0 as usize].as_mut().expect("a step's sequences keep their seats");
             let (was_decoding, outputs, started) = (sequence.is_decoding(), sequence.outputs(), sequence.committed);
             let reason = sequence.advance(&grant, result, self.limits.vocab);
@@ -333,7 +337,7 @@ impl<B: Backend> Engine<B> {
                 grants.len()
             ));
         }
-        for (grant, result) in grants.iter().zip(&result.seqs) {
+        for (grant, result) in grants.iter().zip(&result.seqs).filter(|(_, result)| result.failed.is_none()) {
             let sequence = self.seats[grant.seat.0 as usize].as_ref().expect("a step's sequences keep their seats");
             let (seat, new) = (grant.seat.0, &result.tokens);
             let expected = if sequence.samples(grant) { 1..=1 + grant.drafts as usize } else { 0..=0 };

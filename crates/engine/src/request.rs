@@ -20,7 +20,7 @@ pub struct Request {
     pub prompt: Vec<Token>,
     /// Most tokens to generate; the context limit may end it earlier (finish reason `Length`).
     pub max_tokens: u32,
-    /// Stop tokens are not honoured before this many tokens.
+    /// Stop tokens are neither chosen nor honoured before this many tokens.
     pub min_tokens: u32,
     /// Tokens that end the generation; they are counted and delivered as the last token.
     pub stop_tokens: Vec<Token>,

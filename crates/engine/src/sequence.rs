@@ -64,12 +64,18 @@ impl Sequence {
     pub fn new(waiting: Waiting, blocks: SequenceBlocks, cached_tokens: u32) -> Sequence {
         let Waiting { id, request, sink, max_outputs, need, .. } = waiting;
         let prompt_tokens = request.prompt.len() as u32;
+        let mut sampling = request.sampling;
+        if request.min_tokens > 1 {
+            // The answer's token number i, from 1, is at position prompt + i - 1; a stop token may be number min_tokens.
+            sampling.forbidden.extend_from_slice(&request.stop_tokens);
+            sampling.forbidden_before = prompt_tokens.saturating_add(request.min_tokens - 1);
+        }
         let mut tokens = request.prompt;
         tokens.reserve_exact(max_outputs as usize);
         Sequence {
             id,
             sink,
-            sampling: request.sampling,
+            sampling,
             stop_tokens: request.stop_tokens,
             min_tokens: request.min_tokens,
             priority: request.priority,

@@ -182,3 +182,50 @@ fn a_step_with_an_unmapped_block_is_refused_before_anything_is_computed() {
     wrong.tokens[2] = 2432;
     assert!(b.submit(wrong).is_err());
 }
+
+/// One weight that is not a number must fail the requests that meet it, not the engine.
+#[test]
+fn logits_that_are_not_finite_fail_the_request_and_not_the_engine() {
+    let folder = crate::rig::testdata().join("tiny");
+    let mut shard = std::fs::read(folder.join("model.safetensors")).unwrap();
+    let (header, meta) = safetensors::SafeTensors::read_metadata(&shard).unwrap();
+    let at = 8 + header + meta.info("norm.weight").unwrap().data_offsets.0;
+    shard[at..at + 2].copy_from_slice(&0x7fc0u16.to_le_bytes());
+    let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    let ckpt = longwave_model::Checkpoint::embedded("broken", &config, shard.leak()).unwrap();
+    let options = CpuOptions { seats: 2, step_tokens: 64, context: 512, cache_bytes: 32 << 20, drafts: 2 };
+    let broken = CpuBackend::new(Model::new(&ckpt, Profile::Serving, CACHE), options).unwrap();
+    let mut engine = Engine::new(broken, EngineOptions { drafts: 2, paranoid: true, ..EngineOptions::default() });
+    let (sender, events) = mpsc::channel();
+    for temperature in [0.0, 1.0] {
+        for seed in 0..2 {
+            let mut r = request(prompt(9, seed), 5, seed);
+            r.sampling.temperature = temperature;
+            let sender = sender.clone();
+            engine.submit(r, Box::new(move |e| drop(sender.send(e)))).unwrap();
+        }
+    }
+    while engine.step() {}
+    let finished = |e| if let Event::Finished { reason, .. } = e { Some(reason) } else { None };
+    let reasons: Vec<FinishReason> = events.try_iter().filter_map(finished).collect();
+    assert_eq!(reasons.len(), 4);
+    assert!(reasons.iter().all(|r| matches!(r, FinishReason::Failed(why) if why.contains("NaN"))), "{reasons:?}");
+    assert_eq!(engine.stopped(), None);
+    engine.check_integrity().unwrap();
+}
+
+/// Before `min_tokens` a stop token is not chosen: the text goes on instead of starting a new turn.
+#[test]
+fn a_least_length_keeps_stop_tokens_out_of_the_answer() {
+    let ids: Vec<Token> = vec![0, 3, 20, 30, 40, 4, 6];
+    let ask = |min_tokens| {
+        let mut r = request(ids.clone(), 40, 0);
+        r.min_tokens = min_tokens;
+        serve(backend(64, 1, 64 << 20), EngineOptions::default(), &[r]).remove(0).tokens
+    };
+    let free = ask(0);
+    let stop = free.iter().position(|&t| t == 1).expect("the answer ends by itself");
+    let longer = ask(stop as u32 + 5);
+    assert_eq!(free[..stop], longer[..stop]);
+    assert!(longer.len() >= stop + 5 && !longer[..stop + 4].contains(&1), "{free:?} {longer:?}");
+}
