@@ -183,11 +183,12 @@ const GRACE_S: u64 = 30;
 /// Resolves at Ctrl-C or SIGTERM. A second signal, or [`GRACE_S`] later, ends the process whatever still runs: a client
 /// that reads nothing must not keep a server alive.
 async fn shutdown_signal() {
-    signal().await;
+    let mut signals = Signals::listen();
+    signals.next().await;
     tracing::info!("finishing the running requests, {GRACE_S} s at most; another signal ends at once");
-    tokio::spawn(async {
+    tokio::spawn(async move {
         tokio::select! {
-            () = signal() => {}
+            () = signals.next() => {}
             () = tokio::time::sleep(std::time::Duration::from_secs(GRACE_S)) => {}
         }
         tracing::warn!("leaving with requests still running");
@@ -195,22 +196,42 @@ async fn shutdown_signal() {
     });
 }
 
-/// The next Ctrl-C or SIGTERM.
-async fn signal() {
-    let interrupt = tokio::signal::ctrl_c();
+/// Ctrl-C and SIGTERM from the moment of listening on, so that none is lost between two waits.
+struct Signals {
     #[cfg(unix)]
-    {
-        let terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate());
-        match terminate {
-            Ok(mut terminate) => {
-                tokio::select! {
-                    _ = interrupt => {}
-                    _ = terminate.recv() => {}
-                }
+    streams: [Option<tokio::signal::unix::Signal>; 2],
+}
+
+impl Signals {
+    #[cfg(unix)]
+    fn listen() -> Signals {
+        use tokio::signal::unix::{SignalKind, signal};
+        Signals { streams: [SignalKind::interrupt(), SignalKind::terminate()].map(|kind| signal(kind).ok()) }
+    }
+
+    #[cfg(unix)]
+    async fn next(&mut self) {
+        async fn one(stream: &mut Option<tokio::signal::unix::Signal>) {
+            match stream {
+                Some(stream) => drop(stream.recv().await),
+                // The system refused this signal: wait for the other one.
+                None => std::future::pending().await,
             }
-            Err(_) => drop(interrupt.await),
+        }
+        let [interrupt, terminate] = &mut self.streams;
+        tokio::select! {
+            () = one(interrupt) => {}
+            () = one(terminate) => {}
         }
     }
+
     #[cfg(not(unix))]
-    drop(interrupt.await);
+    fn listen() -> Signals {
+        Signals {}
+    }
+
+    #[cfg(not(unix))]
+    async fn next(&mut self) {
+        drop(tokio::signal::ctrl_c().await);
+    }
 }

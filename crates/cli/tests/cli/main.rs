@@ -11,6 +11,7 @@ mod calculator;
 mod configs;
 mod flags;
 mod program;
+mod stopping;
 mod talk;
 mod tiny;
 mod tools;

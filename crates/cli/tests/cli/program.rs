@@ -71,27 +71,72 @@ pub fn refused<S: AsRef<OsStr>>(args: &[S], parts: &[&str]) {
     }
 }
 
+/// A running `longwave serve`; dropping it ends it.
+pub struct Server {
+    child: Child,
+    /// What it logged until it was ready.
+    pub log: String,
+    lines: std::sync::mpsc::Receiver<String>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Server {
+    /// Starts it on a free port and waits until it is ready.
+    #[track_caller]
+    pub fn start<S: AsRef<OsStr>>(args: &[S]) -> Server {
+        let mut command = command(&["serve", "--port", "0", "--kv-cache-memory-bytes", "64M", "--max-num-seqs", "2"]);
+        let mut child = command.args(args).spawn().unwrap();
+        let (send, lines) = std::sync::mpsc::channel();
+        let err = BufReader::new(child.stderr.take().unwrap()).lines();
+        std::thread::spawn(move || err.map_while(Result::ok).try_for_each(|line| send.send(line)));
+        let mut server = Server { child, log: String::new(), lines };
+        server.log = server.wait_for("ready on http://");
+        server
+    }
+
+    /// Waits for a log line with `part`; everything logged until then.
+    #[track_caller]
+    pub fn wait_for(&mut self, part: &str) -> String {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut log = String::new();
+        while !log.contains(part) {
+            let line = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+            log += &line.unwrap_or_else(|e| panic!("no {part:?} ({e}): {log}"));
+            log.push('\n');
+        }
+        log
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> &str {
+        self.log.split("ready on http://").nth(1).unwrap().split_whitespace().next().unwrap()
+    }
+
+    /// Sends SIGTERM.
+    pub fn terminate(&self) {
+        assert!(Command::new("kill").arg(self.child.id().to_string()).status().unwrap().success());
+    }
+
+    /// Waits for its end, ten seconds at most; its exit code.
+    pub fn ended(&mut self) -> Option<i32> {
+        for _ in 0..200 {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("still running ten seconds later");
+    }
+}
+
 /// Starts `longwave serve` on a free port and waits until it is ready; what it logged until then. Ends it.
 #[track_caller]
 pub fn served<S: AsRef<OsStr>>(args: &[S]) -> String {
-    struct End(Child);
-    impl Drop for End {
-        fn drop(&mut self) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
-    let mut command = command(&["serve", "--port", "0", "--kv-cache-memory-bytes", "64M", "--max-num-seqs", "2"]);
-    let mut server = End(command.args(args).spawn().unwrap());
-    let (send, receive) = std::sync::mpsc::channel();
-    let lines = BufReader::new(server.0.stderr.take().unwrap()).lines();
-    std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| send.send(line)));
-    let deadline = Instant::now() + Duration::from_secs(60);
-    let mut log = String::new();
-    while !log.contains("ready on http://") {
-        let line = receive.recv_timeout(deadline.saturating_duration_since(Instant::now()));
-        log += &line.unwrap_or_else(|e| panic!("not ready ({e}): {log}"));
-        log.push('\n');
-    }
-    log
+    Server::start(args).log.clone()
 }
