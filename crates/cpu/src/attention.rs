@@ -301,7 +301,7 @@ fn window_tiles(model: &Model, state: &mut State, q: &[f32], w: &WindowRows, p0:
             })
             .collect();
         let kv = &w.rows[(t0 - w.first) as usize * 512..][..n * 512];
-        attend::tile(state, q, h, kv, n, &visible, model.profile);
+        attend::tile(state, 0, q, h, kv, n, &visible, model.profile);
         t0 += TILE as u32;
     }
 }
@@ -326,7 +326,7 @@ fn dense_tiles(
         load_entries(model, (first..first + n).map(|j| j as u32), 128, place, s, cache, tile);
         let seen: Vec<(usize, usize)> =
             (0..m as u32).map(|j| (0, visible(p0 + j).saturating_sub(first).min(n))).collect();
-        attend::tile(state, q, h, &tile[..n * 512], n, &seen, model.profile);
+        attend::tile(state, 0, q, h, &tile[..n * 512], n, &seen, model.profile);
     }
 }
 
@@ -345,7 +345,7 @@ fn picked_tiles(
     let h = model.config.num_attention_heads;
     for part in picks.chunks(TILE) {
         load_entries(model, part.iter().copied(), 4, place, s, cache, tile);
-        attend::tile_at(state, j * h, q, h, &tile[..part.len() * 512], part.len(), &[(0, part.len())], model.profile);
+        attend::tile(state, j * h, q, h, &tile[..part.len() * 512], part.len(), &[(0, part.len())], model.profile);
     }
 }
 

@@ -45,13 +45,14 @@ impl WindowRows {
 /// Rounds the rows of one sequence in `kv` to what is stored, and stores those whose block is mapped.
 pub fn store(model: &Model, kv: &mut [f32], place: Place, s: &Rows, cache: &mut Cache) {
     let format = model.formats.main;
-    let mut page = vec![0; format.row_bytes() as usize];
+    let mut loose = vec![0; format.row_bytes() as usize];
     for (p, row) in (s.start..).zip(kv[s.rows.start * 512..s.rows.end * 512].chunks_mut(512)) {
-        store_main(format, row, &mut page, 0, 1);
-        if let Some(block) = s.tables.block(place, p).filter(|_| s.ahead.is_none()) {
-            let page = cache.page_mut(place, block);
-            store_main(format, row, page, (p % place.block_tokens) as usize, place.rows);
-        }
-        load_main(format, &page, 0, 1, row);
+        // A row that no page keeps is rounded by way of a page of its own.
+        let (page, slot, rows) = match s.tables.block(place, p).filter(|_| s.ahead.is_none()) {
+            Some(block) => (cache.page_mut(place, block), (p % place.block_tokens) as usize, place.rows),
+            None => (&mut loose[..], 0, 1),
+        };
+        store_main(format, row, page, slot, rows);
+        load_main(format, page, slot, rows, row);
     }
 }

@@ -52,20 +52,7 @@ impl State {
 dispatch! {
     /// Takes in one tile of `n <= TILE` entries `kv` `[n, 512]` for query rows `q` `[rows, 512]`, rows `at..` of the state.
     /// Row `r` of `q` sees the entries `visible[r / heads]` of the tile, given as `(first, end)` per token.
-    pub fn tile_at(state: &mut State, at: usize, q: &[f32], heads: usize, kv: &[f32], n: usize, visible: &[(usize, usize)], profile: Profile) = tile_body;
-}
-
-/// [`tile_at`] for the first rows of the state.
-pub fn tile(
-    state: &mut State,
-    q: &[f32],
-    heads: usize,
-    kv: &[f32],
-    n: usize,
-    visible: &[(usize, usize)],
-    profile: Profile,
-) {
-    tile_at(state, 0, q, heads, kv, n, visible, profile);
+    pub fn tile(state: &mut State, at: usize, q: &[f32], heads: usize, kv: &[f32], n: usize, visible: &[(usize, usize)], profile: Profile) = tile_body;
 }
 
 #[inline(always)]
@@ -138,9 +125,9 @@ mod tests {
         let sinks = [0.7, -0.3];
         let mut st = State::new(heads);
         st.start(heads, &sinks);
-        tile(&mut st, &q, heads, &kv[..64 * 512], 64, &[(3, 64)], Profile::Exact);
-        tile(&mut st, &q, heads, &kv[64 * 512..], 36, &[(0, 36)], Profile::Exact);
-        tile(&mut st, &q, heads, &kv[..64 * 512], 64, &[(5, 5)], Profile::Exact);
+        tile(&mut st, 0, &q, heads, &kv[..64 * 512], 64, &[(3, 64)], Profile::Exact);
+        tile(&mut st, 0, &q, heads, &kv[64 * 512..], 36, &[(0, 36)], Profile::Exact);
+        tile(&mut st, 0, &q, heads, &kv[..64 * 512], 64, &[(5, 5)], Profile::Exact);
         for h in 0..heads {
             let score = |e: usize| {
                 (0..512).map(|c| f64::from(q[h * 512 + c]) * f64::from(kv[e * 512 + c])).sum::<f64>()
@@ -163,11 +150,11 @@ mod tests {
         let visible = [(0, 64), (10, 20), (0, 1), (63, 64), (0, 0)];
         let mut all = State::new(5);
         all.start(5, &[0.1]);
-        tile(&mut all, &q, 1, &kv, 64, &visible, Profile::Serving);
+        tile(&mut all, 0, &q, 1, &kv, 64, &visible, Profile::Serving);
         for r in 0..5 {
             let mut one = State::new(1);
             one.start(1, &[0.1]);
-            tile(&mut one, &q[r * 512..(r + 1) * 512], 1, &kv, 64, &visible[r..=r], Profile::Serving);
+            tile(&mut one, 0, &q[r * 512..(r + 1) * 512], 1, &kv, 64, &visible[r..=r], Profile::Serving);
             let (mut a, mut b) = (vec![0.0; 512], vec![0.0; 512]);
             all.output(r, &mut a);
             one.output(0, &mut b);
