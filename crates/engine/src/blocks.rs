@@ -49,11 +49,7 @@ impl SequenceBlocks {
     pub fn extend(&mut self, layout: &CacheLayout, pools: &mut Pools, span: Span) {
         for (id, spec) in layout.groups.iter().enumerate() {
             for index in self.unmapped(id, spec, span) {
-                let block = pools
-                    .of_mut(spec.bucket)
-                    .alloc()
-                    .expect("admission reserved the worst case of every running request");
-                self.map(id, index, block);
+                self.map_new(layout, pools, id, index);
             }
         }
     }
@@ -77,6 +73,21 @@ impl SequenceBlocks {
         }
         let from = self.groups[group].last().map_or(0, |&(index, _)| index + 1).max(first / spec.block_tokens);
         from..((span.end - 1) / spec.block_tokens + 1).max(from)
+    }
+
+    /// Maps a unit of its own at `index`, behind those that are mapped.
+    pub fn map_new(&mut self, layout: &CacheLayout, pools: &mut Pools, group: usize, index: u32) -> BlockId {
+        let block = pools
+            .of_mut(layout.groups[group].bucket)
+            .alloc()
+            .expect("admission reserved the worst case of every running request");
+        self.map(group, index, block);
+        block
+    }
+
+    /// Mapped blocks of a group, ascending by index.
+    pub fn of(&self, group: usize) -> &[(u32, BlockId)] {
+        &self.groups[group]
     }
 
     /// Maps a block that the prefix cache holds, behind those that are mapped. It is read and never written.

@@ -11,13 +11,12 @@ use longwave_model::CacheLayout;
 use longwave_model::geometry::{Bucket, MAX_DRAFTS};
 
 use crate::admission::Admission;
-use crate::blocks::SequenceBlocks;
-use crate::hash;
 use crate::pool::{PoolCount, Pools, Units};
 use crate::prefix::{PrefixCache, PrefixOptions};
 use crate::report::PrefixStatus;
 use crate::request::{Event, EventSink, FinishReason, Request, RequestId, SubmitError};
 use crate::scheduler::{Grant, Scheduler};
+use crate::seating::{PRIORITY_STEPS, Place};
 use crate::sequence::{Sequence, Waiting};
 use crate::step::{Backend, BackendError, Limits, Seat, SeqStep, Step, StepResult};
 
@@ -38,6 +37,9 @@ pub struct EngineOptions {
     pub checkpoint_interval: u32,
     /// Keep a checkpoint in every answer as well, so that the next turn of a conversation need not compute it again.
     pub checkpoint_answers: bool,
+    /// Host memory for the small state of requests that give up their seats to more urgent ones. What does not fit is
+    /// computed again.
+    pub spill_bytes: u64,
     /// Check all invariants after every step, not only when idle.
     pub paranoid: bool,
 }
@@ -53,6 +55,7 @@ impl Default for EngineOptions {
             prefix_cache: true,
             checkpoint_interval: 8192,
             checkpoint_answers: true,
+            spill_bytes: 1 << 30,
             paranoid: false,
         }
     }
@@ -83,6 +86,18 @@ pub struct Status {
     pub drafts_proposed: u64,
     /// Of them, how many became output.
     pub drafts_accepted: u64,
+    /// Drafts verified, by place: the first behind a token, the second, ...
+    pub drafts_proposed_at: [u64; MAX_DRAFTS as usize],
+    /// Of them, how many became output.
+    pub drafts_accepted_at: [u64; MAX_DRAFTS as usize],
+    /// Times that a request gave up its seat to a more urgent one.
+    pub preempted: u64,
+    /// Of them, with windows and state kept in host memory.
+    pub spilled: u64,
+    /// Of those, how many went on from there; the others found their blocks evicted.
+    pub resumed: u64,
+    /// Host memory that spilled state takes now.
+    pub spilled_bytes: u64,
     /// What the prefix cache did and holds.
     pub prefix: PrefixStatus,
     /// Wall time of the last step; zero before the first one and when nobody measures.
@@ -94,32 +109,39 @@ pub struct Status {
 }
 
 #[derive(Debug, Default, Clone, Copy)]
-struct Counters {
-    steps: u64,
+pub(crate) struct Counters {
+    pub steps: u64,
     prompt_tokens: u64,
     output_tokens: u64,
-    drafts_proposed: u64,
-    drafts_accepted: u64,
+    drafts_proposed: [u64; MAX_DRAFTS as usize],
+    drafts_accepted: [u64; MAX_DRAFTS as usize],
+    pub preempted: u64,
+    pub spilled: u64,
+    pub resumed: u64,
 }
 
 /// Requests, cache and backend of one model.
 pub struct Engine<B: Backend> {
-    backend: B,
+    pub(crate) backend: B,
     limits: Limits,
-    layout: CacheLayout,
-    options: EngineOptions,
-    pools: Pools,
-    prefix: PrefixCache,
-    admission: Admission,
+    pub(crate) layout: CacheLayout,
+    pub(crate) options: EngineOptions,
+    pub(crate) pools: Pools,
+    pub(crate) prefix: PrefixCache,
+    pub(crate) admission: Admission,
     scheduler: Scheduler,
-    /// By (priority, arrival); at most `options.max_waiting`.
-    waiting: BTreeMap<(i32, RequestId), Waiting>,
-    seats: Vec<Option<Sequence>>,
-    free_seats: Vec<Seat>,
+    /// By rank; at most `options.max_waiting` and those that lost their seats.
+    pub(crate) waiting: BTreeMap<Place, Waiting>,
+    pub(crate) seats: Vec<Option<Sequence>>,
+    pub(crate) free_seats: Vec<Seat>,
     next_id: u64,
-    counters: Counters,
+    pub(crate) counters: Counters,
     /// How often a running request gave something back.
-    returns: u64,
+    pub(crate) returns: u64,
+    /// Waiting requests that had a seat before.
+    pub(crate) displaced: usize,
+    /// Host memory that requests without a seat hold.
+    pub(crate) spilled_bytes: u64,
     stopped: Option<String>,
 }
 
@@ -147,6 +169,8 @@ impl<B: Backend> Engine<B> {
             next_id: 0,
             counters: Counters::default(),
             returns: 0,
+            displaced: 0,
+            spilled_bytes: 0,
             stopped: None,
             backend,
             limits,
@@ -173,18 +197,15 @@ impl<B: Backend> Engine<B> {
         if let Some(why) = &self.stopped {
             return Err(SubmitError::Stopped(why.clone()));
         }
-        if self.waiting.len() >= self.options.max_waiting {
-            return Err(SubmitError::QueueFull {
-                waiting: self.waiting.len(),
-                retry_after_s: self.options.retry_after_s,
-            });
+        let waiting = self.waiting.len() - self.displaced;
+        if waiting >= self.options.max_waiting {
+            return Err(SubmitError::QueueFull { waiting, retry_after_s: self.options.retry_after_s });
         }
         self.next_id = id.0 + 1;
         match self.admission.check(&request, &self.limits) {
             Ok((max_outputs, need)) => {
-                let key = (request.priority, id);
-                let (hashes, blocked_at) = (None, None);
-                self.waiting.insert(key, Waiting { id, request, sink, max_outputs, need, hashes, blocked_at });
+                let rank = i64::from(request.priority) * PRIORITY_STEPS + self.counters.steps as i64;
+                self.waiting.insert((rank, id), Waiting::new(id, request, sink, rank, max_outputs, need));
             }
             Err(refusal) => sink(Event::Finished {
                 reason: FinishReason::Refused(refusal),
@@ -201,8 +222,8 @@ impl<B: Backend> Engine<B> {
         let seat = self.seats.iter().position(|s| s.as_ref().is_some_and(|s| s.id == id));
         if let Some(seat) = seat {
             self.finish(Seat(seat as u32), FinishReason::Cancelled);
-        } else if let Some(&key) = self.waiting.keys().find(|k| k.1 == id)
-            && let Some(waiting) = self.waiting.remove(&key)
+        } else if let Some(&place) = self.waiting.keys().find(|k| k.1 == id)
+            && let Some(waiting) = self.forget(place)
         {
             waiting.finish(FinishReason::Cancelled);
         }
@@ -213,7 +234,10 @@ impl<B: Backend> Engine<B> {
         if self.stopped.is_some() {
             return false;
         }
-        self.admit();
+        if let Err(error) = self.admit() {
+            self.stop(&error.to_string());
+            return true;
+        }
         let Some(step) = self.plan() else {
             self.assert_integrity();
             return false;
@@ -227,41 +251,6 @@ impl<B: Backend> Engine<B> {
             self.assert_integrity();
         }
         true
-    }
-
-    /// Gives seats to waiting requests, in order, while their worst case fits. The first that does not fit holds the
-    /// others back: it cannot starve. What a request reuses is mapped before anything is allocated, so no eviction can
-    /// take it away.
-    fn admit(&mut self) {
-        while let (Some(mut first), Some(&seat)) = (self.waiting.first_entry(), self.free_seats.last()) {
-            let waiting = first.get_mut();
-            let state = self.returns + self.prefix.version;
-            if waiting.blocked_at == Some(state) {
-                break;
-            }
-            let (request, on) = (&waiting.request, self.prefix.is_on());
-            let chain = || if on { hash::chain(request.salt, &request.prompt) } else { Vec::new() };
-            let found = self.prefix.lookup(request, waiting.hashes.get_or_insert_with(chain));
-            let (shared, doubled) = (self.prefix.shared_units(&found, &self.pools), self.pools.duplicates());
-            let most = waiting.need.most();
-            if !self.admission.fits(most, [0, 1, 2].map(|i| shared[i] + doubled[i])) {
-                waiting.blocked_at = Some(state);
-                break;
-            }
-            let mut waiting = first.remove();
-            self.free_seats.pop();
-            self.prefix.count(&found, waiting.request.prompt.len());
-            let positions = waiting.request.prompt.len() as u32 + waiting.max_outputs;
-            let mut blocks = SequenceBlocks::new(&self.layout, positions);
-            let hashes = waiting.hashes.take().unwrap_or_default();
-            let reuse = self.prefix.adopt(&found, hashes, &mut blocks, &mut self.pools, self.counters.steps);
-            self.admission.promise(most, self.pools.duplicates());
-            let mut sequence = Sequence::new(waiting, blocks, found.report.cached_tokens);
-            sequence.reuse = reuse;
-            let (cached_tokens, prefix) = (sequence.cached_tokens, found.report);
-            (sequence.sink)(Event::Scheduled { cached_tokens, prefix });
-            self.seats[seat.0 as usize] = Some(sequence);
-        }
     }
 
     /// The next step, with the blocks that it stores to; `None` when nothing runs.
@@ -311,8 +300,10 @@ impl<B: Backend> Engine<B> {
             let new = u64::from(sequence.outputs() - outputs);
             self.counters.output_tokens += new;
             self.counters.prompt_tokens += if was_decoding { 0 } else { u64::from(grant.tokens) };
-            self.counters.drafts_proposed += u64::from(grant.drafts);
-            self.counters.drafts_accepted += new.saturating_sub(1);
+            for place in 0..grant.drafts as usize {
+                self.counters.drafts_proposed[place] += 1;
+                self.counters.drafts_accepted[place] += u64::from(place as u64 + 1 < new);
+            }
             self.prefix.commit(sequence, &mut self.pools, started, !was_decoding, self.counters.steps);
             sequence.blocks.retire(&self.layout, &mut self.pools, sequence.committed);
             if let Some(reason) = reason {
@@ -383,7 +374,9 @@ impl<B: Backend> Engine<B> {
                 self.finish(Seat(seat as u32), FinishReason::Failed(why.to_string()));
             }
         }
-        while let Some((_, waiting)) = self.waiting.pop_first() {
+        while let Some((&place, _)) = self.waiting.first_key_value()
+            && let Some(waiting) = self.forget(place)
+        {
             waiting.finish(FinishReason::Failed(why.to_string()));
         }
     }
@@ -413,8 +406,14 @@ impl<B: Backend> Engine<B> {
             steps: self.counters.steps,
             prompt_tokens: self.counters.prompt_tokens,
             output_tokens: self.counters.output_tokens,
-            drafts_proposed: self.counters.drafts_proposed,
-            drafts_accepted: self.counters.drafts_accepted,
+            drafts_proposed: self.counters.drafts_proposed.iter().sum(),
+            drafts_accepted: self.counters.drafts_accepted.iter().sum(),
+            drafts_proposed_at: self.counters.drafts_proposed,
+            drafts_accepted_at: self.counters.drafts_accepted,
+            preempted: self.counters.preempted,
+            spilled: self.counters.spilled,
+            resumed: self.counters.resumed,
+            spilled_bytes: self.spilled_bytes,
             prefix: self.prefix.status,
             last_step: std::time::Duration::ZERO,
             limits: self.limits.clone(),

@@ -248,14 +248,14 @@ mod tests {
         let layout = tiny_layout();
         let mut s = computed(pools, Vec::from([token; 1]), 0);
         s.tokens = vec![token; 256 * blocks as usize];
-        s.prompt_tokens = 256 * blocks;
+        s.prefill_tokens = 256 * blocks;
         for block in 1..=blocks {
             let (start, end) = (s.committed, 256 * block);
             s.blocks.extend(&layout, pools, Span { start, end, drafts: 0 });
             s.committed = end;
             // One past the end, nothing is wanted there.
             s.reuse = Reuse { junction: if checkpoints.contains(&block) { end } else { 0 }, ..s.reuse };
-            s.prompt_tokens = end + if checkpoints.contains(&block) { 0 } else { 1 };
+            s.prefill_tokens = end + if checkpoints.contains(&block) { 0 } else { 1 };
             cache.commit(&mut s, pools, start, checkpoints.contains(&block), now);
             s.blocks.retire(&layout, pools, end);
         }

@@ -21,7 +21,9 @@ mod hash;
 mod prefix;
 mod publish;
 mod scheduler;
+mod seating;
 mod sequence;
+mod spill;
 
 #[cfg(test)]
 mod testing;

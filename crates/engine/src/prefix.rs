@@ -20,6 +20,7 @@ use crate::hash::{BLOCK, BlockHash};
 use crate::pool::{Pools, Units};
 use crate::report::{PrefixEnd, PrefixReport, PrefixStatus};
 use crate::request::Request;
+use crate::sequence::Sequence;
 use crate::step::{BlockId, ReturnLogits, Token};
 
 /// What an operator chooses about the prefix cache.
@@ -110,6 +111,18 @@ pub(crate) struct Found {
     /// How many of them are reused: there is a checkpoint at the last.
     hit: u32,
     pub report: PrefixReport,
+}
+
+impl Found {
+    /// Blocks that match.
+    pub fn path_len(&self) -> u32 {
+        self.path.len() as u32
+    }
+
+    /// Of them, those that a new sequence reuses.
+    pub fn hit(&self) -> u32 {
+        self.hit
+    }
 }
 
 /// See the [module](self).
@@ -260,9 +273,9 @@ impl PrefixCache {
         (difference, !children.is_empty())
     }
 
-    /// Units of the reused blocks that a running sequence maps already: they cost nothing.
-    pub fn shared_units(&self, found: &Found, pools: &Pools) -> Units {
-        let held = found.path[..found.hit as usize].iter().filter(|&&id| self.is_held(id, pools)).count() as u32;
+    /// Units of the first `reused` blocks of what was found that a running sequence maps already: they cost nothing.
+    pub fn shared_units(&self, found: &Found, reused: u32, pools: &Pools) -> Units {
+        let held = found.path[..reused as usize].iter().filter(|&&id| self.is_held(id, pools)).count() as u32;
         self.layout.long_lived_units().map(|u| u * held)
     }
 
@@ -281,15 +294,8 @@ impl PrefixCache {
         pools: &mut Pools,
         now: u64,
     ) -> Reuse {
-        let reused = &found.path[..found.hit as usize];
-        for (index, id) in reused.iter().enumerate() {
-            let node = &mut self.nodes[id.0 as usize];
-            node.last_use = now;
-            for (&group, &block) in self.long.iter().zip(&node.blocks) {
-                blocks.adopt(&self.layout, pools, group, index as u32, block);
-            }
-        }
-        if let Some(id) = reused.last() {
+        let node = self.adopt_nodes(&found.path[..found.hit as usize], blocks, pools, now);
+        if let Some(id) = node {
             let checkpoint = self.nodes[id.0 as usize].checkpoint.as_mut().expect("a hit ends at a checkpoint");
             (checkpoint.last_use, checkpoint.uses) = (now, checkpoint.uses + 1);
             for &(group, index, block) in &checkpoint.blocks {
@@ -297,15 +303,57 @@ impl PrefixCache {
             }
         }
         let matched = found.report.matched_tokens;
-        Reuse {
-            active: self.options.on,
-            hashes,
-            node: reused.last().copied(),
-            published: found.hit,
-            junction: if matched > found.report.cached_tokens { matched } else { 0 },
-            interval: self.options.interval,
-            answer: None,
+        let junction = if matched > found.report.cached_tokens { matched } else { 0 };
+        Reuse { junction, ..self.reuse(node, found.hit, hashes) }
+    }
+
+    /// Maps the first `published` blocks of what was found, for a sequence that brings its own windows.
+    pub fn resume(
+        &mut self,
+        found: &Found,
+        published: u32,
+        hashes: Vec<BlockHash>,
+        blocks: &mut SequenceBlocks,
+        pools: &mut Pools,
+        now: u64,
+    ) -> Reuse {
+        let node = self.adopt_nodes(&found.path[..published as usize], blocks, pools, now);
+        self.reuse(node, published, hashes)
+    }
+
+    fn reuse(&self, node: Option<NodeId>, published: u32, hashes: Vec<BlockHash>) -> Reuse {
+        let (active, interval) = (self.options.on, self.options.interval);
+        Reuse { active, hashes, node, published, junction: 0, interval, answer: None }
+    }
+
+    fn adopt_nodes(
+        &mut self,
+        path: &[NodeId],
+        blocks: &mut SequenceBlocks,
+        pools: &mut Pools,
+        now: u64,
+    ) -> Option<NodeId> {
+        for (index, id) in path.iter().enumerate() {
+            let node = &mut self.nodes[id.0 as usize];
+            node.last_use = now;
+            for (&group, &block) in self.long.iter().zip(&node.blocks) {
+                blocks.adopt(&self.layout, pools, group, index as u32, block);
+            }
         }
+        path.last().copied()
+    }
+
+    /// Tokens that a running sequence would compute again if it lost its windows and state now.
+    pub fn redo_tokens(&self, sequence: &Sequence) -> u32 {
+        let mut next = sequence.reuse.node;
+        while let Some(id) = next {
+            let node = self.node(id);
+            if node.checkpoint.is_some() {
+                return sequence.committed - node.depth * LOGICAL_BLOCK;
+            }
+            next = node.parent;
+        }
+        sequence.committed
     }
 
     /// Counts a request that got its seat.

@@ -23,7 +23,7 @@ impl PrefixCache {
         let committed = sequence.committed;
         let boundary = committed - committed % LOGICAL_BLOCK;
         let wanted = if prefill {
-            sequence.reuse.next_cut(started, sequence.prompt_tokens) == Some(committed)
+            sequence.reuse.next_cut(started, sequence.prefill_tokens) == Some(committed)
         } else {
             self.options.answers && boundary > started
         };

@@ -2,7 +2,7 @@
 //!
 //! Decodes come first, then prompt chunks, up to the token budget. When the budget is short, decodes that waited longest
 //! go first and drafts are cut before tokens. Of what is left for prompts, half belongs to the request that is first by
-//! (priority, arrival) and half to the shortest remaining prompts: so a prompt of a million tokens delays nobody for
+//! rank (priority and arrival) and half to the shortest remaining prompts: so a prompt of a million tokens delays nobody for
 //! long, and a stream of short prompts cannot stop it either. With fewer budget tokens than seats, prompts wait until enough
 //! decodes have ended. Plain functions of the running sequences; no clock.
 
@@ -98,9 +98,9 @@ impl Scheduler {
     }
 }
 
-/// Order of service: lower priority value first, then arrival.
-fn rank(sequence: &Sequence) -> (i32, crate::request::RequestId) {
-    (sequence.priority, sequence.id)
+/// Order of service: priority and arrival.
+fn rank(sequence: &Sequence) -> (i64, crate::request::RequestId) {
+    (sequence.rank, sequence.id)
 }
 
 fn at(seats: &[Option<Sequence>], seat: usize) -> &Sequence {
@@ -121,8 +121,7 @@ mod tests {
         let layout = tiny_layout();
         let need = Admission::new(&layout, [9999; 3], 64, 0).need(prompt, 100);
         let request = request(vec![1; prompt as usize], 100);
-        let (id, sink) = (RequestId(id), Box::new(|_| ()));
-        let waiting = Waiting { id, request, sink, max_outputs: 100, need, hashes: None, blocked_at: None };
+        let waiting = Waiting::new(RequestId(id), request, Box::new(|_| ()), 0, 100, need);
         let mut s = Sequence::new(waiting, SequenceBlocks::new(&layout, prompt + 100), committed);
         s.tokens.extend(vec![1; outputs as usize]);
         Some(s)
@@ -149,7 +148,7 @@ mod tests {
     #[test]
     fn priority_decides_who_is_first() {
         let mut seats = [sequence(1, 500, 0, 0), sequence(2, 600, 0, 0)];
-        seats[1].as_mut().unwrap().priority = -1;
+        seats[1].as_mut().unwrap().rank = -1;
         assert_eq!(plan(&mut scheduler(10, 99), &seats), [(1, 5, 0), (0, 5, 0)]);
         assert_eq!(plan(&mut scheduler(1, 99), &seats), [(1, 1, 0)]);
     }

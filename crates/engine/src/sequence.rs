@@ -10,20 +10,33 @@ use crate::pool::Units;
 use crate::prefix::Reuse;
 use crate::request::{Event, EventSink, FinishReason, Request, RequestId};
 use crate::scheduler::Grant;
+use crate::spill::Spill;
 use crate::step::{ReturnLogits, Sampling, SeqResult, Token};
 
-/// A request that waits for a seat.
+/// A request that waits for a seat, for the first time or again.
 pub(crate) struct Waiting {
     pub id: RequestId,
+    /// Its prompt is all that is known of its text: also what was generated before it lost its seat.
     pub request: Request,
     pub sink: EventSink,
-    /// Most tokens to generate, the context limit applied.
+    /// Place in the queue, and of a running request in prefill.
+    pub rank: i64,
+    /// Most tokens to generate, the context limit applied, those that exist included.
     pub max_outputs: u32,
     pub need: Need,
-    /// Hashes of the full blocks of the prompt, once it was first in line.
+    /// Hashes of the full blocks of the prompt, once it was looked at.
     pub hashes: Option<Vec<BlockHash>>,
     /// State of the engine at which it did not fit; it is looked at again when that has changed.
     pub blocked_at: Option<u64>,
+    /// What it did before it lost its seat.
+    pub progress: Option<Progress>,
+}
+
+/// What a request that lost its seat did before.
+pub(crate) struct Progress {
+    pub prompt_tokens: u32,
+    pub cached_tokens: u32,
+    pub spill: Option<Spill>,
 }
 
 /// A request that has a seat.
@@ -34,12 +47,16 @@ pub(crate) struct Sequence {
     pub stop_tokens: Vec<Token>,
     pub min_tokens: u32,
     pub priority: i32,
+    /// See [`Waiting::rank`].
+    pub rank: i64,
     /// Tenant of its cached prefixes.
     pub salt: u64,
     pub logits: ReturnLogits,
     /// Prompt, then generated tokens.
     pub tokens: Vec<Token>,
     pub prompt_tokens: u32,
+    /// Tokens that were known when it got its seat: they are computed like a prompt.
+    pub prefill_tokens: u32,
     pub max_outputs: u32,
     /// Positions whose rows are in the cache; the next step starts here.
     pub committed: u32,
@@ -60,31 +77,29 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// Takes a waiting request over, with blocks that hold its first `cached_tokens` positions. It publishes nothing.
-    pub fn new(waiting: Waiting, blocks: SequenceBlocks, cached_tokens: u32) -> Sequence {
-        let Waiting { id, request, sink, max_outputs, need, .. } = waiting;
-        let prompt_tokens = request.prompt.len() as u32;
-        let mut sampling = request.sampling;
-        if request.min_tokens > 1 {
-            // The answer's token number i, from 1, is at position prompt + i - 1; a stop token may be number min_tokens.
-            sampling.forbidden.extend_from_slice(&request.stop_tokens);
-            sampling.forbidden_before = prompt_tokens.saturating_add(request.min_tokens - 1);
-        }
+    /// Takes a waiting request over, with blocks that hold its first `committed` positions. It publishes nothing.
+    pub fn new(waiting: Waiting, blocks: SequenceBlocks, committed: u32) -> Sequence {
+        let Waiting { id, request, sink, rank, max_outputs, need, progress, .. } = waiting;
+        let known = request.prompt.len() as u32;
+        let (prompt_tokens, cached_tokens) =
+            progress.map_or((known, committed), |p| (p.prompt_tokens, p.cached_tokens));
         let mut tokens = request.prompt;
-        tokens.reserve_exact(max_outputs as usize);
-        Sequence {
+        tokens.reserve_exact((max_outputs - (known - prompt_tokens)) as usize);
+        let mut sequence = Sequence {
             id,
             sink,
-            sampling,
+            sampling: request.sampling,
             stop_tokens: request.stop_tokens,
             min_tokens: request.min_tokens,
             priority: request.priority,
+            rank,
             salt: request.salt,
             logits: request.logits,
             tokens,
             prompt_tokens,
+            prefill_tokens: known,
             max_outputs,
-            committed: cached_tokens,
+            committed,
             cached_tokens,
             drafts: Vec::new(),
             blocks,
@@ -93,6 +108,35 @@ impl Sequence {
             promised: need.most(),
             fresh: true,
             last_step: 0,
+        };
+        if sequence.is_decoding() {
+            sequence.promised = need.decode;
+        }
+        sequence
+    }
+
+    /// Gives up the seat; its blocks must have been given back. `need` is what it takes to go on.
+    pub fn into_waiting(self, need: Need, spill: Option<Spill>) -> Waiting {
+        let progress = Progress { prompt_tokens: self.prompt_tokens, cached_tokens: self.cached_tokens, spill };
+        Waiting {
+            id: self.id,
+            request: Request {
+                prompt: self.tokens,
+                max_tokens: self.max_outputs,
+                min_tokens: self.min_tokens,
+                stop_tokens: self.stop_tokens,
+                sampling: self.sampling,
+                priority: self.priority,
+                salt: self.salt,
+                logits: self.logits,
+            },
+            sink: self.sink,
+            rank: self.rank,
+            max_outputs: self.max_outputs,
+            need,
+            hashes: None,
+            blocked_at: None,
+            progress: Some(progress),
         }
     }
 
@@ -113,7 +157,7 @@ impl Sequence {
 
     /// Most tokens that its next prompt chunk may have: it ends where a checkpoint is to be taken.
     pub fn chunk_limit(&self) -> u32 {
-        let cut = self.reuse.next_cut(self.committed, self.prompt_tokens);
+        let cut = self.reuse.next_cut(self.committed, self.prefill_tokens);
         cut.map_or(self.pending(), |cut| cut - self.committed)
     }
 
@@ -200,9 +244,28 @@ impl Sequence {
 }
 
 impl Waiting {
-    /// Delivers the last event of a request that never ran.
+    /// A request that was taken in.
+    pub fn new(
+        id: RequestId,
+        mut request: Request,
+        sink: EventSink,
+        rank: i64,
+        max_outputs: u32,
+        need: Need,
+    ) -> Waiting {
+        if request.min_tokens > 1 {
+            // The answer's token number i, from 1, is at position prompt + i - 1; a stop token may be number min_tokens.
+            request.sampling.forbidden.extend_from_slice(&request.stop_tokens);
+            request.sampling.forbidden_before = (request.prompt.len() as u32).saturating_add(request.min_tokens - 1);
+        }
+        Waiting { id, request, sink, rank, max_outputs, need, hashes: None, blocked_at: None, progress: None }
+    }
+
+    /// Delivers the last event of a request that has no seat.
     pub fn finish(mut self, reason: FinishReason) {
-        let prompt_tokens = self.request.prompt.len() as u32;
-        (self.sink)(Event::Finished { reason, prompt_tokens, cached_tokens: 0, output_tokens: 0 });
+        let known = self.request.prompt.len() as u32;
+        let (prompt_tokens, cached_tokens) =
+            self.progress.as_ref().map_or((known, 0), |p| (p.prompt_tokens, p.cached_tokens));
+        (self.sink)(Event::Finished { reason, prompt_tokens, cached_tokens, output_tokens: known - prompt_tokens });
     }
 }

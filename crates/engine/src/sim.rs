@@ -177,7 +177,7 @@ impl SimBackend {
                 return Err(format!("{at}: position {} is beyond the context", seq.start + len - 1));
             }
             match &self.seats[seq.seat.0 as usize] {
-                _ if seq.fresh && seq.start % LOGICAL_BLOCK == 0 => {}
+                _ if seq.fresh => {}
                 Some(state) if !seq.fresh && state.next == seq.start => {}
                 state => {
                     return Err(format!("{at} starts at {}, fresh: {}, but is at {state:?}", seq.start, seq.fresh));

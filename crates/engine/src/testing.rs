@@ -49,9 +49,7 @@ pub fn cache(interval: u32) -> PrefixCache {
 pub fn computed(pools: &mut Pools, prompt: Vec<u32>, interval: u32) -> Sequence {
     let (layout, len) = (tiny_layout(), prompt.len() as u32);
     let need = Admission::new(&layout, [9999; 3], 64, 0).need(len, 1);
-    let (id, sink) = (RequestId(0), Box::new(|_| ()));
-    let waiting =
-        Waiting { id, request: request(prompt, 1), sink, max_outputs: 1, need, hashes: None, blocked_at: None };
+    let waiting = Waiting::new(RequestId(0), request(prompt, 1), Box::new(|_| ()), 0, 1, need);
     let mut blocks = SequenceBlocks::new(&layout, len);
     blocks.extend(&layout, pools, Span { start: 0, end: len, drafts: 0 });
     let mut sequence = Sequence::new(waiting, blocks, len);

@@ -50,6 +50,9 @@ struct Totals {
     evicted_nodes: u64,
     evicted_checkpoints: u64,
     replaced_checkpoints: u64,
+    preempted: u64,
+    spilled: u64,
+    resumed: u64,
 }
 
 #[test]
@@ -69,6 +72,8 @@ fn every_request_gives_the_tokens_of_its_solo_run() {
         let t = &totals;
         assert!(t.compared > 0 && t.refused > 0 && t.cancelled > 0 && t.failed > 0, "a phase is not covered: {t:?}");
         assert!(t.accepted > 0 && t.accepted < t.drafts, "drafts are not covered: {t:?}");
+        let lost = t.preempted - t.spilled;
+        assert!(lost.min(t.resumed).min(t.spilled - t.resumed) > 0, "preemption is not covered: {t:?}");
         let evicted = t.evicted_nodes.min(t.evicted_checkpoints);
         assert!(
             t.hits.min(evicted).min(t.replaced_checkpoints) > (seeds.end - seeds.start) / 20,
@@ -100,6 +105,7 @@ fn run_seed(seed: u64, totals: &mut Totals) {
         prefix_cache: !rng.one_in(8),
         checkpoint_interval: rng.pick(&[0, 1, 256, 512, 8192]),
         checkpoint_answers: !rng.one_in(4),
+        spill_bytes: rng.pick(&[0, 40 << 20, 1 << 40]),
         paranoid: true,
         ..EngineOptions::default()
     };
@@ -127,6 +133,10 @@ fn run_seed(seed: u64, totals: &mut Totals) {
     totals.evicted_nodes += status.prefix.evicted_nodes;
     totals.evicted_checkpoints += status.prefix.evicted_checkpoints;
     totals.replaced_checkpoints += status.prefix.replaced_checkpoints;
+    totals.preempted += status.preempted;
+    totals.spilled += status.spilled;
+    totals.resumed += status.resumed;
+    assert_eq!(status.spilled_bytes, 0);
     for case in &cases {
         check_reuse(case, &cases);
         check_case(case, &layout, context, may_fail, totals);
