@@ -189,7 +189,7 @@ fn malformed_steps_are_refused() {
     refused(|s| s.number = 3, "it follows step 1");
     refused(|s| s.seqs[0].start = 299, "starts at 299");
     refused(|s| s.seqs[0].start = 301, "starts at 301");
-    refused(|s| s.seqs[0].fresh = true, "fresh: true");
+    refused(|s| s.seqs[0].fresh = true, "is not mapped");
     refused(|s| s.seqs[0].seat = Seat(16), "does not exist");
     refused(|s| s.seqs[0].seat = Seat(3), "starts at 300");
     refused(|s| s.seqs.push(s.seqs[0].clone()), "is there twice");

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use longwave_engine::engine::{Engine, EngineOptions};
+use longwave_engine::request::Request;
 use longwave_engine::step::{Backend, BackendError, BlockCopy, BlockId, Limits, SeqResult, Step, StepResult, Ticket};
 use longwave_model::CacheLayout;
 
@@ -83,8 +84,9 @@ fn decode_step_us(seats: u32, context: u32) -> f64 {
     let limits = Limits { seats, step_tokens: 1 << 20, context, units, drafts: 0, in_flight: 1, vocab: 9 };
     let backend = NullBackend { limits, layout, result: None, writes: 0 };
     let mut engine = Engine::new(backend, EngineOptions::default());
-    for _ in 0..seats {
-        engine.submit(request(vec![1; context as usize - 2000], 2000), Box::new(|_| ())).unwrap();
+    for salt in 0..u64::from(seats) {
+        let request = Request { salt, ..request(vec![1; context as usize - 2000], 2000) };
+        engine.submit(request, Box::new(|_| ())).unwrap();
     }
     while engine.status().output_tokens < u64::from(seats) {
         assert!(engine.step());

@@ -6,6 +6,7 @@
 mod contract;
 mod cost;
 mod handle;
+mod preemption;
 mod prefix;
 mod requests;
 mod simulation;
