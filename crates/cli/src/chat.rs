@@ -152,6 +152,9 @@ fn answer(model: &Loaded, args: &Args, messages: &[Value]) -> Result<Value> {
                 match reason {
                     FinishReason::Refused(why) => return Err(why.into()),
                     FinishReason::Failed(why) => return Err(anyhow!(why)),
+                    FinishReason::Stalled { seconds } => {
+                        return Err(anyhow!("the engine made no step for {seconds} s"));
+                    }
                     FinishReason::Cancelled => eprintln!("(stopped)"),
                     FinishReason::Stop(_) | FinishReason::Length => {}
                 }

@@ -40,6 +40,8 @@ pub struct EngineOptions {
     /// Host memory for the small state of requests that give up their seats to more urgent ones. What does not fit is
     /// computed again.
     pub spill_bytes: u64,
+    /// Without a completed step for this long, health is bad and waiting requests fail; 0 s waits for ever.
+    pub stall_after: std::time::Duration,
     /// Check all invariants after every step, not only when idle.
     pub paranoid: bool,
 }
@@ -56,6 +58,7 @@ impl Default for EngineOptions {
             checkpoint_interval: 8192,
             checkpoint_answers: true,
             spill_bytes: 1 << 30,
+            stall_after: std::time::Duration::from_secs(300),
             paranoid: false,
         }
     }
@@ -106,6 +109,8 @@ pub struct Status {
     pub limits: Limits,
     /// Whether the engine takes requests.
     pub alive: bool,
+    /// Whether no step completed for too long although there is work.
+    pub stalled: bool,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -418,6 +423,7 @@ impl<B: Backend> Engine<B> {
             last_step: std::time::Duration::ZERO,
             limits: self.limits.clone(),
             alive: self.stopped.is_none(),
+            stalled: false,
         }
     }
 

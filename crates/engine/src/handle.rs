@@ -1,7 +1,7 @@
 //! The engine on its own thread, and the handle that everybody else holds.
 //!
 //! Requests go in through a bounded queue; events come back through each request's sink, on the engine thread. Assumes
-//! sinks that return quickly. When the thread ends, by shutdown, a fatal failure or a panic (of the backend or of a sink,
+//! sinks that return quickly. When the thread hangs, the watchdog (`watchdog.rs`) fails what waits. When the thread ends, by shutdown, a fatal failure or a panic (of the backend or of a sink,
 //! which takes all requests down), every request gets its `Finished`, the status says not alive, and later requests are turned away with the reason.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -13,6 +13,7 @@ use std::time::Instant;
 use crate::engine::{Engine, EngineOptions, Status};
 use crate::request::{Event, EventSink, FinishReason, Request, RequestId, SubmitError};
 use crate::step::{Backend, Limits};
+use crate::watchdog::Watchdog;
 
 /// A handle to a running engine. Clones are equal; when the last one is dropped the engine shuts down.
 #[derive(Clone)]
@@ -45,6 +46,7 @@ struct Shared {
     intake: Mutex<Intake>,
     wake: Condvar,
     status: Mutex<Status>,
+    watchdog: Arc<Watchdog>,
     limits: Limits,
     max_waiting: usize,
     retry_after_s: u32,
@@ -59,11 +61,13 @@ struct Owner {
 /// Starts an engine over `backend` on a thread named "longwave-engine".
 pub fn start<B: Backend + 'static>(backend: B, options: EngineOptions) -> EngineHandle {
     let (max_waiting, retry_after_s) = (options.max_waiting, options.retry_after_s);
+    let watchdog = Watchdog::new(options.stall_after);
     let engine = Engine::new(backend, options);
     let shared = Arc::new(Shared {
         intake: Mutex::default(),
         wake: Condvar::new(),
         status: Mutex::new(engine.status()),
+        watchdog,
         limits: engine.limits().clone(),
         max_waiting,
         retry_after_s,
@@ -71,6 +75,10 @@ pub fn start<B: Backend + 'static>(backend: B, options: EngineOptions) -> Engine
     let of_thread = Arc::clone(&shared);
     let thread = std::thread::Builder::new().name("longwave-engine".into()).spawn(move || run(engine, &of_thread));
     let thread = thread.expect("the system can start one more thread");
+    let watched = Arc::clone(&shared);
+    let watch = move || watched.watchdog.watch(|id| watched.cancel(id));
+    let watch = std::thread::Builder::new().name("longwave-watchdog".into()).spawn(watch);
+    drop(watch.expect("the system can start one more thread"));
     EngineHandle { owner: Arc::new(Owner { shared, thread: Mutex::new(Some(thread)) }) }
 }
 
@@ -82,12 +90,16 @@ impl EngineHandle {
         if let Some(why) = &intake.stopped {
             return Err(SubmitError::Stopped(why.clone()));
         }
+        if shared.watchdog.is_stalled() {
+            return Err(SubmitError::Stalled { seconds: shared.watchdog.seconds() });
+        }
         let waiting = intake.waiting + intake.submissions.len();
         if waiting >= shared.max_waiting {
             return Err(SubmitError::QueueFull { waiting, retry_after_s: shared.retry_after_s });
         }
         let id = RequestId(intake.next_id);
         intake.next_id += 1;
+        let sink = shared.watchdog.gate(id, request.prompt.len() as u32, sink);
         intake.submissions.push_back(Submission { id, request, sink });
         shared.wake.notify_one();
         Ok(id)
@@ -95,12 +107,7 @@ impl EngineHandle {
 
     /// Ends a request before the next step; nothing happens when it is finished.
     pub fn cancel(&self, id: RequestId) {
-        let shared = &self.owner.shared;
-        let mut intake = lock(&shared.intake);
-        if id.0 < intake.next_id && intake.stopped.is_none() {
-            intake.cancels.insert(id);
-            shared.wake.notify_one();
-        }
+        self.owner.shared.cancel(id);
     }
 
     /// A snapshot, taken after the last step; requests on their way to the engine count as waiting.
@@ -110,7 +117,7 @@ impl EngineHandle {
             let intake = lock(&shared.intake);
             intake.waiting + intake.submissions.len()
         };
-        Status { waiting: queued as u32, ..lock(&shared.status).clone() }
+        Status { waiting: queued as u32, stalled: shared.watchdog.is_stalled(), ..lock(&shared.status).clone() }
     }
 
     /// Bounds of the backend.
@@ -135,6 +142,14 @@ impl Drop for Owner {
 }
 
 impl Shared {
+    fn cancel(&self, id: RequestId) {
+        let mut intake = lock(&self.intake);
+        if id.0 < intake.next_id && intake.stopped.is_none() {
+            intake.cancels.insert(id);
+            self.wake.notify_one();
+        }
+    }
+
     fn request_shutdown(&self) {
         lock(&self.intake).shutdown = true;
         self.wake.notify_one();
@@ -176,6 +191,7 @@ fn run<B: Backend>(mut engine: Engine<B>, shared: &Shared) {
         let _ = catch_unwind(AssertUnwindSafe(|| sink(event)));
     }
     shared.publish(engine.status());
+    shared.watchdog.end();
 }
 
 /// Steps until shutdown or a fatal failure; returns why it ended. `taken` holds requests that have left the intake and
@@ -186,6 +202,7 @@ fn drive<B: Backend>(engine: &mut Engine<B>, shared: &Shared, taken: &mut VecDeq
     loop {
         {
             let mut intake = lock(&shared.intake);
+            shared.watchdog.set_busy(!idle || intake.waiting + intake.submissions.len() > 0);
             while idle && intake.submissions.is_empty() && intake.cancels.is_empty() && !intake.shutdown {
                 intake = shared.wake.wait(intake).unwrap_or_else(PoisonError::into_inner);
             }
@@ -208,7 +225,11 @@ fn drive<B: Backend>(engine: &mut Engine<B>, shared: &Shared, taken: &mut VecDeq
             engine.cancel(id);
         }
         let started = Instant::now();
+        shared.watchdog.set_busy(true);
         idle = !engine.step();
+        if !idle {
+            shared.watchdog.beat();
+        }
         let last_step = if idle { lock(&shared.status).last_step } else { started.elapsed() };
         shared.publish(Status { last_step, ..engine.status() });
     }

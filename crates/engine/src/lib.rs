@@ -24,6 +24,7 @@ mod scheduler;
 mod seating;
 mod sequence;
 mod spill;
+mod watchdog;
 
 #[cfg(test)]
 mod testing;

@@ -1,8 +1,8 @@
 //! What a client asks of the engine, and the events it gets back.
 //!
 //! One contract per request: at most one `Scheduled`, then tokens, then exactly one `Finished`, whatever happens
-//! (refusal, cancellation and failure included). Events are delivered from the engine thread through a sink that must
-//! not block.
+//! (refusal, cancellation and failure included). Events are delivered from the engine thread, or from its watchdog when
+//! that hangs, through a sink that must not block.
 
 use thiserror::Error;
 
@@ -45,6 +45,11 @@ pub enum FinishReason {
     Cancelled,
     /// It can never run here; nothing was computed.
     Refused(Refusal),
+    /// It waited, and no step of the engine completed for this long; nothing was computed.
+    Stalled {
+        /// The limit, seconds.
+        seconds: u32,
+    },
     /// The backend or the server failed while it ran.
     Failed(String),
 }
@@ -141,6 +146,12 @@ pub enum SubmitError {
         waiting: usize,
         /// When to come back, seconds.
         retry_after_s: u32,
+    },
+    /// The engine does not get on; the server answers 503.
+    #[error("no step of the engine has completed for {seconds} s; try again later or restart it")]
+    Stalled {
+        /// The limit, seconds.
+        seconds: u32,
     },
     /// The engine thread is gone.
     #[error("the engine has stopped: {0}")]

@@ -69,6 +69,7 @@ impl Answer {
             Some(Event::Finished { reason, .. }) => match reason.clone() {
                 FinishReason::Refused(refusal) => Err(refusal.into()),
                 FinishReason::Failed(reason) => Err(ApiError::internal(reason)),
+                FinishReason::Stalled { seconds } => Err(ApiError::stalled(seconds)),
                 _ => Ok(()),
             },
             Some(_) => Ok(()),
@@ -108,6 +109,7 @@ impl Answer {
                         FinishReason::Cancelled => return Err(ApiError::cancelled()),
                         FinishReason::Refused(refusal) => return Err(refusal.into()),
                         FinishReason::Failed(reason) => return Err(ApiError::internal(reason)),
+                        FinishReason::Stalled { seconds } => return Err(ApiError::stalled(seconds)),
                     };
                     let mut part = Part::default();
                     let finish = self.reply.finish(end, &mut part.events);

@@ -75,6 +75,14 @@ impl ApiError {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, SERVER_ERROR, "engine_stopped", message)
     }
 
+    /// No step completed for `seconds`.
+    pub(crate) fn stalled(seconds: u32) -> ApiError {
+        let message = SubmitError::Stalled { seconds }.to_string();
+        let mut error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, SERVER_ERROR, "engine_stalled", message);
+        error.retry_after_s = Some(seconds);
+        error
+    }
+
     pub(crate) fn cancelled() -> ApiError {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, SERVER_ERROR, "cancelled", "the request was cancelled")
     }
@@ -102,6 +110,7 @@ impl From<SubmitError> for ApiError {
                 api.retry_after_s = Some(retry_after_s);
                 api
             }
+            SubmitError::Stalled { seconds } => ApiError::stalled(seconds),
             SubmitError::Stopped(reason) => ApiError::stopped(&reason),
         }
     }

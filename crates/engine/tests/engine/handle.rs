@@ -174,3 +174,42 @@ fn a_handle_goes_to_any_thread() {
     fn any_thread<T: Clone + Send + Sync + 'static>() {}
     any_thread::<EngineHandle>();
 }
+
+/// A backend that hangs, as in a collective that one GPU never joins.
+#[test]
+fn when_no_step_completes_health_is_bad_and_what_waits_fails_until_it_does() {
+    let sim = SimOptions { step_time: Duration::from_millis(700), ..SimOptions::default() };
+    let options = EngineOptions { stall_after: Duration::from_millis(100), ..paranoid() };
+    let handle = start_with(Limits { seats: 1, ..wide_limits() }, sim, options);
+    let (send, done) = mpsc::channel();
+    let running = submit(&handle, request(prompt(1, 20), 2), &send).unwrap();
+    wait_for(&handle, |s| s.stalled || !running.events().is_empty());
+    let waiting = submit(&handle, request(prompt(2, 20), 2), &send);
+    let status = wait_for(&handle, |s| s.stalled);
+    assert!(status.alive, "it may recover");
+    if let Ok(waiting) = waiting {
+        wait(&done, 1);
+        assert_eq!(waiting.assert_complete(), FinishReason::Stalled { seconds: 1 });
+    }
+    assert_eq!(
+        handle.submit(request(prompt(3, 20), 2), Box::new(|_| panic!("not taken in"))).unwrap_err(),
+        SubmitError::Stalled { seconds: 1 }
+    );
+    wait(&done, 1);
+    assert_eq!(running.assert_complete(), FinishReason::Length);
+    assert_eq!(running.tokens(), solo(&tiny_layout(), 4096, &request(prompt(1, 20), 2)).tokens());
+    let status = wait_for(&handle, |s| !s.stalled);
+    assert_home(&status);
+}
+
+#[test]
+fn a_slow_backend_with_the_watch_off_is_left_alone() {
+    let sim = SimOptions { step_time: Duration::from_millis(60), ..SimOptions::default() };
+    let options = EngineOptions { stall_after: Duration::ZERO, ..paranoid() };
+    let handle = start_with(Limits { seats: 1, ..wide_limits() }, sim, options);
+    let (send, done) = mpsc::channel();
+    let records = [1, 2].map(|seed| submit(&handle, request(prompt(seed, 20), 3), &send).unwrap());
+    wait(&done, 2);
+    assert!(records.iter().all(|r| r.assert_complete() == FinishReason::Length));
+    assert!(!handle.status().stalled);
+}
