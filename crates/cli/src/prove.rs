@@ -11,7 +11,7 @@ use longwave_cpu::forward::Model;
 use longwave_cpu::simd::{self, Level};
 use longwave_engine::proof::{self, Answer, Comparison};
 use longwave_engine::request::Request;
-use longwave_engine::{Engine, EngineOptions};
+use longwave_engine::{Engine, EngineOptions, Status};
 use longwave_model::{CacheFormats, Checkpoint};
 use serde_json::json;
 
@@ -37,6 +37,9 @@ pub struct Args {
     json: bool,
 }
 
+/// What a way must have made happen, and where it is counted.
+type Must = (&'static str, fn(&Status) -> u64);
+
 /// One way of serving the set.
 struct Way {
     name: &'static str,
@@ -52,6 +55,10 @@ struct Way {
     again: bool,
     /// Bytes for the cache.
     cache_bytes: u64,
+    /// Host memory for the state of requests that lose their seats.
+    spill_bytes: u64,
+    /// What must have happened, counted; without it the way proves nothing.
+    must: Option<Must>,
     /// Instruction set.
     level: Level,
     /// Threads; 0 means all.
@@ -66,6 +73,8 @@ const PLAIN: Way = Way {
     drafts: 0,
     again: false,
     cache_bytes: 1 << 30,
+    spill_bytes: 1 << 30,
+    must: None,
     level: Level::Avx512,
     threads: 0,
 };
@@ -87,9 +96,16 @@ fn ways() -> Vec<Way> {
         chunks("chunks of 129", 129),
         batch("batch of 4, 33 tokens a step", 33, 4),
         batch("batch of all, 256 tokens a step", 256, 64),
-        Way { again: true, ..batch("reused prefixes", 256, 64) },
+        Way { again: true, must: Some(("prefix hit", |s| s.prefix.hits)), ..batch("reused prefixes", 256, 64) },
         Way { again: true, drafts: 3, ..batch("reused prefixes, drafts of 3", 64, 8) },
         Way { again: true, cache_bytes: 12 << 20, ..batch("reused prefixes, constant eviction", 128, 4) },
+        Way { must: Some(("resumed request", |s| s.resumed)), ..batch("preemption, state kept", 64, 1) },
+        Way {
+            spill_bytes: 0,
+            drafts: 1,
+            must: Some(("preempted request", |s| s.preempted)),
+            ..batch("preemption, state lost, drafts of 1", 64, 2)
+        },
         Way { drafts: 1, ..batch("drafts of 1", 512, 64) },
         Way { drafts: 3, ..batch("drafts of 3, 33 tokens a step", 33, 4) },
         Way { drafts: 7, ..PLAIN.named("drafts of 7, one by one") },
@@ -172,6 +188,7 @@ fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Reque
             drafts: way.drafts,
             prefix_cache: way.again,
             checkpoint_interval: 512,
+            spill_bytes: way.spill_bytes,
             ..EngineOptions::default()
         };
         let mut engine = Engine::new(CpuBackend::new(model, options)?, engine_options);
@@ -184,7 +201,13 @@ fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Reque
         if way.again {
             proof::serve(&mut engine, requests, 2);
         }
-        Ok(proof::serve(&mut engine, requests, 2))
+        let answers = proof::serve(&mut engine, requests, 2);
+        if let Some((what, count)) = way.must
+            && count(&engine.status()) == 0
+        {
+            bail!("{}: there was no {what}, so nothing was proved; ask for more --requests", way.name);
+        }
+        Ok(answers)
     });
     simd::set_level(Level::Avx512);
     answers

@@ -158,6 +158,7 @@ impl Rig {
             tokens: 0..n,
             drafts: 0,
             writes: 0..step.writes.len() as u32,
+            history: None,
             sample: Some(Sampling::default()),
             want_drafts: 0,
             logits: ReturnLogits::No,

@@ -17,6 +17,7 @@ use thiserror::Error;
 use crate::cache::{Cache, SeqTables};
 use crate::drafts::{Drafter, Turn};
 use crate::forward::{Model, Rows};
+use crate::ops::penalties::Counts;
 use crate::ops::sample;
 
 /// Sizes of a CPU backend.
@@ -60,6 +61,8 @@ pub struct CpuBackend {
     tables: SeatTables,
     limits: Limits,
     last_sampled: Vec<Token>,
+    /// Tokens so far at each seat that chooses with penalties.
+    counts: Vec<Counts>,
     drafter: Option<Drafter>,
     done: VecDeque<StepResult>,
 }
@@ -101,6 +104,7 @@ impl CpuBackend {
             tables: SeatTables::new(&layout, options.seats),
             cache: Cache::new(layout, units),
             last_sampled: vec![0; options.seats as usize],
+            counts: vec![Counts::default(); options.seats as usize],
             done: VecDeque::new(),
             model,
             limits,
@@ -114,6 +118,11 @@ impl CpuBackend {
 
     /// Refuses what would read or write outside the tables. Called after the writes of the step were applied.
     fn check(&self, step: &Step, seq: &SeqStep) -> Result<(), String> {
+        if let Some(history) = step.history_of(seq)
+            && (history.len() != seq.start as usize || history.iter().any(|&t| t >= self.limits.vocab))
+        {
+            return Err(format!("seat {}: a history of {} tokens for {}", seq.seat.0, history.len(), seq.start));
+        }
         let n = seq.tokens.len() as u32;
         if n == 0 || seq.drafts >= n && seq.drafts > 0 || seq.drafts > MAX_DRAFTS {
             return Err(format!("seat {}: {n} tokens with {} drafts", seq.seat.0, seq.drafts));
@@ -193,7 +202,18 @@ impl CpuBackend {
             let n = wanted(s, r).len();
             let own = &logits[at * vocab..(at + n) * vocab];
             at += n;
-            let mut out = sampled(s, &tokens[r.rows.clone()], own, vocab);
+            let own_tokens = &tokens[r.rows.clone()];
+            let mut counts = None;
+            if let Some(how) = s.sample.as_ref().filter(|how| how.has_penalties()) {
+                let seen = &mut self.counts[s.seat.0 as usize];
+                if let Some(history) = step.history_of(s) {
+                    seen.clear();
+                    seen.add(history, 0, how.answer_from);
+                }
+                seen.add(&own_tokens[..own_tokens.len() - s.drafts as usize], s.start, how.answer_from);
+                counts = Some(seen);
+            }
+            let mut out = sampled(s, own_tokens, own, vocab, counts);
             if let Some(&t) = out.tokens.last() {
                 self.last_sampled[s.seat.0 as usize] = t;
             }
@@ -231,8 +251,8 @@ fn turn<'a>(s: &'a SeqStep, rows: Rows<'a>, tokens: &'a [Token], out: &SeqResult
 }
 
 /// Accepts drafts as long as they are what would have been chosen, then adds one token; `logits` end with the rows of
-/// the last `1 + drafts` positions.
-fn sampled(s: &SeqStep, tokens: &[Token], logits: &[f32], vocab: usize) -> SeqResult {
+/// the last `1 + drafts` positions. Accepted drafts are added to `counts`.
+fn sampled(s: &SeqStep, tokens: &[Token], logits: &[f32], vocab: usize, mut counts: Option<&mut Counts>) -> SeqResult {
     let mut out = SeqResult::default();
     let Some(how) = &s.sample else { return out };
     let drafts = s.drafts as usize;
@@ -246,13 +266,19 @@ fn sampled(s: &SeqStep, tokens: &[Token], logits: &[f32], vocab: usize) -> SeqRe
             let what = format!("the logit of token {bad} at position {position} is {}", row[bad]);
             return SeqResult { failed: Some(what), ..SeqResult::default() };
         }
-        let token = sample::sample(row, how, position);
+        let token = sample::sample(row, how, position, counts.as_deref());
         out.tokens.push(token);
         if let Some(top) = how.top_logprobs {
             out.logprobs.push(sample::logprobs(row, token, top));
         }
-        if i < drafts && token != tokens[tokens.len() - drafts + i] {
-            break;
+        if i < drafts {
+            let draft = &tokens[tokens.len() - drafts + i..][..1];
+            if token != draft[0] {
+                break;
+            }
+            if let Some(counts) = &mut counts {
+                counts.add(draft, position, how.answer_from);
+            }
         }
     }
     out

@@ -271,6 +271,7 @@ impl<B: Backend> Engine<B> {
             seqs: Vec::with_capacity(grants.len()),
             tokens: Vec::with_capacity(tokens),
             writes: Vec::with_capacity(4 * grants.len()),
+            history: Vec::new(),
         };
         for grant in grants {
             let sequence = self.seats[grant.seat.0 as usize].as_mut().expect("only occupied seats get grants");
@@ -482,6 +483,13 @@ fn add_to_step(step: &mut Step, sequence: &mut Sequence, grant: &Grant, drafts: 
     step.tokens.extend_from_slice(&sequence.drafts[..grant.drafts as usize]);
     sequence.blocks.take_writes(&mut step.writes);
     let samples = sequence.samples(grant);
+    let tells = samples && !sequence.history_told && sequence.sampling.has_penalties();
+    sequence.history_told |= tells;
+    let history = tells.then(|| {
+        let from = step.history.len() as u32;
+        step.history.extend_from_slice(&sequence.tokens[..start]);
+        from..step.history.len() as u32
+    });
     step.seqs.push(SeqStep {
         seat: grant.seat,
         fresh: std::mem::take(&mut sequence.fresh),
@@ -489,6 +497,7 @@ fn add_to_step(step: &mut Step, sequence: &mut Sequence, grant: &Grant, drafts: 
         tokens: tokens..step.tokens.len() as u32,
         drafts: grant.drafts,
         writes: writes..step.writes.len() as u32,
+        history,
         sample: samples.then(|| sequence.sampling.clone()),
         // This step gives at least one token, and the last token needs no draft.
         want_drafts: if samples { drafts.min(sequence.outputs_left().saturating_sub(2)) } else { 0 },

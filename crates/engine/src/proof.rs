@@ -64,7 +64,7 @@ impl Numbers {
 /// Lengths where blocks, windows and groups begin and end.
 const EDGES: [usize; 16] = [1, 2, 3, 4, 5, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513];
 
-/// `count` requests from `seed`: prompts of edge and random lengths up to `longest`, half greedy, half sampled. Tokens
+/// `count` requests from `seed`: prompts of edge and random lengths up to `longest`, half greedy, half sampled, some with penalties. Tokens
 /// are below `vocab` and not below `first`, so that control tokens can be left out.
 pub fn workload(seed: u64, count: usize, longest: usize, outputs: u32, first: Token, vocab: u32) -> Vec<Request> {
     let mut r = Numbers::new(seed);
@@ -80,7 +80,14 @@ pub fn workload(seed: u64, count: usize, longest: usize, outputs: u32, first: To
                 max_tokens: 1 + r.below(u64::from(outputs)) as u32,
                 min_tokens: 0,
                 stop_tokens: Vec::new(),
-                sampling: Sampling { temperature, top_p: 0.95, seed: r.below(u64::MAX), ..Sampling::default() },
+                sampling: Sampling {
+                    temperature,
+                    top_p: 0.95,
+                    seed: r.below(u64::MAX),
+                    presence_penalty: if i % 5 == 3 { 0.5 } else { 0.0 },
+                    repetition_penalty: if i % 5 == 4 { 1.2 } else { 1.0 },
+                    ..Sampling::default()
+                },
                 priority: r.below(3) as i32 - 1,
                 salt: 0,
                 logits: ReturnLogits::Sampled,

@@ -34,6 +34,13 @@ pub struct Request {
     pub logits: ReturnLogits,
 }
 
+/// The salt of a tenant's text: texts that differ have salts that differ, for all that anybody can find.
+pub fn salt_of(text: &str) -> u64 {
+    let mut salt = [0; 8];
+    salt.copy_from_slice(&blake3::hash(text.as_bytes()).as_bytes()[..8]);
+    u64::from_le_bytes(salt)
+}
+
 /// Why a request ended.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FinishReason {

@@ -72,6 +72,8 @@ pub(crate) struct Sequence {
     pub promised: Units,
     /// No step yet at this seat.
     pub fresh: bool,
+    /// The backend knows the tokens for its penalties.
+    pub history_told: bool,
     /// Number of the last step that it was part of.
     pub last_step: u64,
 }
@@ -107,6 +109,7 @@ impl Sequence {
             need,
             promised: need.most(),
             fresh: true,
+            history_told: false,
             last_step: 0,
         };
         if sequence.is_decoding() {
@@ -258,6 +261,7 @@ impl Waiting {
             request.sampling.forbidden.extend_from_slice(&request.stop_tokens);
             request.sampling.forbidden_before = (request.prompt.len() as u32).saturating_add(request.min_tokens - 1);
         }
+        request.sampling.answer_from = request.prompt.len() as u32;
         Waiting { id, request, sink, rank, max_outputs, need, hashes: None, blocked_at: None, progress: None }
     }
 

@@ -92,6 +92,8 @@ struct Unit {
 struct SeatState {
     next: u32,
     last_sampled: Option<Token>,
+    /// Hash of all tokens before `next`, in any order, once the seat was told its history.
+    history: Option<u64>,
 }
 
 /// The positions of a step while it is computed: a hash of everything each one read.
@@ -163,6 +165,9 @@ impl SimBackend {
                 return Err(format!("{at}: writes {:?} do not follow {writes}", seq.writes));
             }
             (tokens, writes) = (seq.tokens.end, seq.writes.end);
+            if step.history_of(seq).is_some_and(|h| h.len() != seq.start as usize) {
+                return Err(format!("{at}: a history of {:?} for position {}", seq.history, seq.start));
+            }
             if seq.drafts >= len || seq.drafts > self.limits.drafts || (seq.drafts > 0 && seq.sample.is_none()) {
                 return Err(format!(
                     "{at}: {} drafts among {len} tokens, sampled: {}",
@@ -279,6 +284,12 @@ impl SimBackend {
         let mut scratch = Scratch { seat: seq.seat, start: seq.start, hidden: Vec::with_capacity(tokens.len()) };
         let mut result = SeqResult::default();
         let sampled_from = tokens.len() - 1 - seq.drafts as usize;
+        let counts = |tokens: &[Token], from: u32| (from..).zip(tokens).fold(0, |h, (p, &t)| h ^ count(seq, p, t));
+        let mut history = step.history_of(seq).map(|h| counts(h, 0)).or(state.and_then(|s| s.history));
+        if seq.sample.as_ref().is_some_and(Sampling::has_penalties) && history.is_none() {
+            return Err(format!("seat {}: penalties without a history", seq.seat.0));
+        }
+        history = history.map(|h| h ^ counts(&tokens[..=sampled_from], seq.start));
         for (i, &token) in tokens.iter().enumerate() {
             let last = state.and_then(|s| s.last_sampled);
             let token = if token == LAST_SAMPLED { last.expect("checked with the tokens") } else { token };
@@ -290,14 +301,18 @@ impl SimBackend {
                 && accepted == i - sampled_from
                 && result.tokens.iter().eq(&tokens[sampled_from + 1..=i])
             {
-                let token = self.pick(&scratch, sampling)?;
+                if i > sampled_from {
+                    history = history.map(|h| h ^ count(seq, seq.start + i as u32, tokens[i]));
+                }
+                let token = self.pick(&scratch, sampling, history)?;
                 result.logprobs.extend(logprobs(sampling, token, self.limits.vocab));
                 result.tokens.push(token);
             }
         }
         self.store(step, &scratch, shared)?;
         let next = seq.start + (sampled_from + result.tokens.len().max(1)) as u32;
-        self.seats[seq.seat.0 as usize] = Some(SeatState { next, last_sampled: result.tokens.last().copied() });
+        self.seats[seq.seat.0 as usize] =
+            Some(SeatState { next, last_sampled: result.tokens.last().copied(), history });
         scratch.hidden.truncate((next - seq.start) as usize);
         if let (Some(sampling), Some(&last)) = (&seq.sample, result.tokens.last()) {
             result.drafts = self.draft(scratch, sampling, last, seq.want_drafts)?;
@@ -372,8 +387,9 @@ impl SimBackend {
     }
 
     /// The token after the last position of the scratch.
-    fn pick(&self, scratch: &Scratch, sampling: &Sampling) -> Result<Token, String> {
+    fn pick(&self, scratch: &Scratch, sampling: &Sampling, history: Option<u64>) -> Result<Token, String> {
         let hash = self.query(scratch)?;
+        let hash = if sampling.has_penalties() { mix(hash, history.unwrap_or_default()) } else { hash };
         // The position is in the hash already; greedy choice ignores the seed of the request.
         let hash = if sampling.temperature > 0.0 { mix(hash, sampling.seed) } else { hash };
         Ok((hash % u64::from(self.limits.vocab)) as Token)
@@ -447,7 +463,8 @@ impl SimBackend {
         let mut token = last;
         for _ in 0..want {
             self.extend(&mut scratch, token)?;
-            token = self.pick(&scratch, sampling)?;
+            // Drafts need not know the penalties.
+            token = self.pick(&scratch, &Sampling { repetition_penalty: 1.0, ..sampling.clone() }, None)?;
             let wrong = match self.options.draft_quality {
                 DraftQuality::Wrong => true,
                 DraftQuality::Random => scratch.hidden.last().is_some_and(|h| h % 3 == 0),
@@ -540,6 +557,13 @@ impl Backend for SimBackend {
 fn logprobs(sampling: &Sampling, token: Token, vocab: u32) -> Option<TokenLogprobs> {
     let top = |n: u32| (0..n.min(vocab)).map(|i| ((token + i) % vocab, -0.25 - i as f32)).collect();
     sampling.top_logprobs.map(|n| TokenLogprobs { chosen: -0.25, top: top(n) })
+}
+
+/// What a token adds to the hash of a history: its place counts only as prompt or answer.
+fn count(seq: &SeqStep, position: u32, token: Token) -> u64 {
+    let answer = seq.sample.as_ref().is_some_and(|s| position >= s.answer_from);
+    // The place makes equal tokens differ, so that none cancels another out; a wrong place is noticed as well.
+    mix(mix(u64::from(token), u64::from(answer)), u64::from(position))
 }
 
 fn tag(group: usize, position: u32) -> u64 {

@@ -61,6 +61,21 @@ pub struct Sampling {
     pub forbidden: Vec<Token>,
     /// See `forbidden`.
     pub forbidden_before: u32,
+    /// Subtracted from the logits of tokens that the answer contains; 0 is off.
+    pub presence_penalty: f32,
+    /// Subtracted from them once per occurrence; 0 is off.
+    pub frequency_penalty: f32,
+    /// Divides positive and multiplies negative logits of tokens that prompt or answer contain; 1 is off.
+    pub repetition_penalty: f32,
+    /// Position of the answer's first token, for the penalties; the engine sets it.
+    pub answer_from: u32,
+}
+
+impl Sampling {
+    /// Whether tokens depend on which ones came before, beyond the model: then a backend is told the history.
+    pub fn has_penalties(&self) -> bool {
+        self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repetition_penalty != 1.0
+    }
 }
 
 impl Default for Sampling {
@@ -76,6 +91,10 @@ impl Default for Sampling {
             bias: Vec::new(),
             forbidden: Vec::new(),
             forbidden_before: 0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            answer_from: 0,
         }
     }
 }
@@ -110,6 +129,9 @@ pub struct SeqStep {
     /// A row is stored when its block is in the table, else it lives in the chunk's scratch only: this is how windows
     /// and states of a long prefill cost nothing (ARCHITECTURE.md, "Cache design").
     pub writes: Range<u32>,
+    /// All tokens before `start`, a range of [`Step::history`]: in the first step at a seat that chooses with penalties.
+    /// From there a backend counts what it computes and accepts itself.
+    pub history: Option<Range<u32>>,
     /// Choose tokens after the last `1 + drafts` positions; `None` in the middle of a chunked prefill.
     pub sample: Option<Sampling>,
     /// Draft tokens wanted for the next step (0: no drafting).
@@ -129,12 +151,19 @@ pub struct Step {
     pub tokens: Vec<Token>,
     /// Table changes of all sequences.
     pub writes: Vec<TableWrite>,
+    /// Earlier tokens of sequences that begin to choose with penalties.
+    pub history: Vec<Token>,
 }
 
 impl Step {
     /// Tokens of `seq`.
     pub fn tokens_of(&self, seq: &SeqStep) -> &[Token] {
         &self.tokens[seq.tokens.start as usize..seq.tokens.end as usize]
+    }
+
+    /// Earlier tokens of `seq`, if they come with this step.
+    pub fn history_of(&self, seq: &SeqStep) -> Option<&[Token]> {
+        seq.history.as_ref().map(|range| &self.history[range.start as usize..range.end as usize])
     }
 
     /// Table changes of `seq`.

@@ -14,6 +14,7 @@ pub mod matrix;
 pub mod mhc;
 pub mod noise;
 pub mod norm;
+pub mod penalties;
 pub mod rope;
 pub mod router;
 pub mod rows;

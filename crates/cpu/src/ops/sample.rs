@@ -9,6 +9,7 @@
 use longwave_engine::step::{Sampling, Token, TokenLogprobs};
 
 use crate::ops::noise::{self, Noise};
+use crate::ops::penalties::{self, Counts};
 
 /// Index of the largest logit, the lowest among equals; NaN never wins.
 pub fn argmax(logits: &[f32]) -> Token {
@@ -21,11 +22,11 @@ pub fn argmax(logits: &[f32]) -> Token {
     best.1
 }
 
-/// Chooses the token at `position` from logits `[vocab]`.
-pub fn sample(logits: &[f32], how: &Sampling, position: u32) -> Token {
+/// Chooses the token at `position` from logits `[vocab]`; `counts` are the tokens before it, for penalties.
+pub fn sample(logits: &[f32], how: &Sampling, position: u32, counts: Option<&Counts>) -> Token {
     let changed;
     let forbids = position < how.forbidden_before && !how.forbidden.is_empty();
-    let logits = if how.bias.is_empty() && !forbids {
+    let logits = if how.bias.is_empty() && !forbids && counts.is_none() {
         logits
     } else {
         let mut l = logits.to_vec();
@@ -34,6 +35,9 @@ pub fn sample(logits: &[f32], how: &Sampling, position: u32) -> Token {
         }
         for &t in how.forbidden.iter().filter(|_| forbids) {
             l[t as usize] = f32::NEG_INFINITY;
+        }
+        if let Some(counts) = counts {
+            penalties::apply(&mut l, how, counts);
         }
         changed = l;
         &changed
@@ -147,7 +151,7 @@ mod tests {
     #[test]
     fn greedy_prefers_the_lower_id_and_ignores_nan() {
         assert_eq!(argmax(&[1.0, 3.0, f32::NAN, 3.0]), 1);
-        assert_eq!(sample(&[0.0, 5.0, 1.0], &Sampling { bias: vec![(2, 10.0)], ..Sampling::default() }, 0), 2);
+        assert_eq!(sample(&[0.0, 5.0, 1.0], &Sampling { bias: vec![(2, 10.0)], ..Sampling::default() }, 0, None), 2);
     }
 
     /// Softmax of `logits`.
@@ -161,7 +165,7 @@ mod tests {
         let logits = [0.0f32, 1.0, 2.0, -1.0];
         let count = |how: &Sampling| {
             let mut n = [0u32; 4];
-            (0..20_000).for_each(|p| n[sample(&logits, how, p) as usize] += 1);
+            (0..20_000).for_each(|p| n[sample(&logits, how, p, None) as usize] += 1);
             n
         };
         let base = Sampling { temperature: 1.0, seed: 7, ..Sampling::default() };
@@ -195,7 +199,7 @@ mod tests {
     #[test]
     fn cuts_among_equals_keep_the_lower_ids() {
         let logits = [1.0f32; 6];
-        let seen = |how: Sampling| (0..2000).map(|p| sample(&logits, &how, p)).max();
+        let seen = |how: Sampling| (0..2000).map(|p| sample(&logits, &how, p, None)).max();
         let base = Sampling { temperature: 1.0, ..Sampling::default() };
         assert_eq!(seen(Sampling { top_k: 2, ..base.clone() }), Some(1));
         assert_eq!(seen(Sampling { top_p: 0.5, ..base.clone() }), Some(2));
@@ -237,7 +241,7 @@ mod tests {
                     (f64::from(logits[t as usize]) / f64::from(how.temperature) + g, t)
                 })
                 .max_by(|a, b| a.0.total_cmp(&b.0));
-            assert_eq!(sample(&logits, &how, round), best.unwrap().1, "{how:?}");
+            assert_eq!(sample(&logits, &how, round, None), best.unwrap().1, "{how:?}");
         }
     }
 
@@ -245,12 +249,12 @@ mod tests {
     fn one_seed_and_position_give_one_token() {
         let logits: Vec<f32> = (0..100).map(|i| (i as f32 * 0.7).sin()).collect();
         let how = |seed| Sampling { temperature: 1.0, seed, ..Sampling::default() };
-        let run = |seed| (0..50).map(|p| sample(&logits, &how(seed), p)).collect::<Vec<_>>();
+        let run = |seed| (0..50).map(|p| sample(&logits, &how(seed), p, None)).collect::<Vec<_>>();
         assert_eq!(run(3), run(3));
         assert_ne!(run(3), run(4));
         assert!(run(3).windows(2).any(|w| w[0] != w[1]), "positions differ");
-        assert_eq!(sample(&[f32::NAN, f32::NEG_INFINITY, f32::NAN, -3.0], &how(1), 0), 3);
-        assert_eq!(sample(&[f32::NAN, f32::NEG_INFINITY], &how(1), 0), 0, "nothing to choose from");
+        assert_eq!(sample(&[f32::NAN, f32::NEG_INFINITY, f32::NAN, -3.0], &how(1), 0, None), 3);
+        assert_eq!(sample(&[f32::NAN, f32::NEG_INFINITY], &how(1), 0, None), 0, "nothing to choose from");
     }
 
     /// Two distributions at total variation `d`, drawn with one noise, agree with a probability between `(1-d)/(1+d)` and
@@ -263,7 +267,8 @@ mod tests {
             let q: Vec<f32> = p.iter().enumerate().map(|(i, l)| l + scale * (i as f32 * 2.1).cos()).collect();
             let d: f64 = softmax(&p).iter().zip(softmax(&q)).map(|(a, b)| (a - b).abs()).sum::<f64>() / 2.0;
             let how = Sampling { temperature: 1.0, seed: 21, ..Sampling::default() };
-            let same = (0..n).filter(|&at| sample(&p, &how, at) == sample(&q, &how, at)).count() as f64 / f64::from(n);
+            let same = (0..n).filter(|&at| sample(&p, &how, at, None) == sample(&q, &how, at, None)).count() as f64
+                / f64::from(n);
             println!("total variation {d:.3}: {same:.3} agree, bounds {:.3} and {:.3}", (1.0 - d) / (1.0 + d), 1.0 - d);
             assert!(same >= (1.0 - d) / (1.0 + d) - 0.012 && same <= 1.0 - d + 0.012);
         }

@@ -108,7 +108,7 @@ fn from_scratch(rig: &mut Rig, streams: &[f32], text: &[Token], at: u32, depth: 
     for i in 0..depth as u32 {
         x = rig.mtp_from(1, 0, at + i, &x, &[token], None);
         let logits = rig.model.logits(&rig.model.mtp_top(&x, &[0]));
-        token = sample::sample(&logits, how, at + i + 1);
+        token = sample::sample(&logits, how, at + i + 1, None);
         out.push(token);
     }
     out
@@ -145,7 +145,7 @@ fn drafts_are_those_of_a_module_that_read_the_whole_text() {
             let row = *at as usize - 1;
             let first = |streams: &[f32]| {
                 let logits = rig.model.logits(&rig.model.mtp_top(streams, &[row]));
-                sample::sample(&logits, &r.sampling, at + 1)
+                sample::sample(&logits, &r.sampling, at + 1, None)
             };
             assert_eq!(drafts[0], first(&whole), "{name}: draft after {at}");
             near += u32::from(drafts[0] == first(&golden));
@@ -274,6 +274,7 @@ impl Hand {
             tokens: 0..tokens.len() as u32,
             drafts: 0,
             writes: 0..step.writes.len() as u32,
+            history: None,
             sample: Some(Sampling::default()),
             want_drafts,
             logits: ReturnLogits::All,
@@ -317,6 +318,7 @@ fn a_step_that_cannot_draft_is_refused() {
         tokens: 0..4,
         drafts: 0,
         writes: 0..0,
+        history: None,
         sample: Some(Sampling::default()),
         want_drafts: 3,
         logits: ReturnLogits::No,

@@ -6,5 +6,6 @@ mod drafts;
 mod golden;
 mod invariance;
 mod rig;
+mod sampled;
 mod served;
 mod spy;

@@ -111,6 +111,7 @@ fn blank(seat: u32, writes: std::ops::Range<u32>) -> SeqStep {
         tokens: 0..0,
         drafts: 0,
         writes,
+        history: None,
         sample: None,
         want_drafts: 0,
         logits: Default::default(),

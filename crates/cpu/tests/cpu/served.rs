@@ -169,6 +169,7 @@ fn a_step_with_an_unmapped_block_is_refused_before_anything_is_computed() {
         tokens: 0..4,
         drafts: 0,
         writes: 0..0,
+        history: None,
         sample: None,
         want_drafts: 0,
         logits: ReturnLogits::No,

@@ -36,11 +36,12 @@ fn step(number: u64, start: u32, tokens: Vec<Token>, writes: Vec<TableWrite>) ->
         tokens: 0..tokens.len() as u32,
         drafts: 0,
         writes: 0..writes.len() as u32,
+        history: None,
         sample: Some(Sampling::default()),
         want_drafts: 0,
         logits: Default::default(),
     };
-    Step { number, seqs: vec![seq], tokens, writes }
+    Step { number, seqs: vec![seq], tokens, writes, history: Vec::new() }
 }
 
 fn compute(backend: &mut SimBackend, step: Step) -> Result<Vec<Token>, String> {

@@ -50,7 +50,7 @@ fn a_preempted_request_goes_on_where_it_was() {
     for (length, after) in [(300, 3), (300, 5), (300, 40), (256, 30), (513, 100), (60, 20)] {
         let patient = Request {
             logits: ReturnLogits::Sampled,
-            sampling: Sampling { temperature: 1.0, seed: 5, ..Sampling::default() },
+            sampling: Sampling { temperature: 1.0, seed: 5, frequency_penalty: 0.3, ..Sampling::default() },
             min_tokens: 90,
             ..request(prompt(1, length), 300)
         };

@@ -189,7 +189,12 @@ fn random_request(rng: &mut Rng, earlier: &[Case], sessions: bool) -> Request {
         max_tokens: if sessions && rng.one_in(8) { 530 } else { rng.pick(OUTPUTS) },
         min_tokens: if rng.one_in(3) { rng.below(40) } else { 0 },
         stop_tokens: if rng.one_in(3) { vec![rng.below(VOCAB)] } else { Vec::new() },
-        sampling: Sampling { temperature: if sampled { 1.0 } else { 0.0 }, seed: rng.next(), ..Sampling::default() },
+        sampling: Sampling {
+            temperature: if sampled { 1.0 } else { 0.0 },
+            seed: rng.next(),
+            presence_penalty: rng.pick(&[0.0, 0.0, 0.5]),
+            ..Sampling::default()
+        },
         priority: rng.pick(&[0, 0, 0, -1, 1]),
         salt: rng.pick(&[0, 0, 0, 7]),
         logits: rng.pick(&[ReturnLogits::No, ReturnLogits::No, ReturnLogits::Sampled, ReturnLogits::All]),
