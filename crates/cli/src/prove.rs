@@ -55,6 +55,8 @@ struct Way {
     again: bool,
     /// Bytes for the cache.
     cache_bytes: u64,
+    /// Steps between arrivals.
+    every: usize,
     /// Host memory for the state of requests that lose their seats.
     spill_bytes: u64,
     /// What must have happened, counted; without it the way proves nothing.
@@ -73,6 +75,7 @@ const PLAIN: Way = Way {
     drafts: 0,
     again: false,
     cache_bytes: 1 << 30,
+    every: 1,
     spill_bytes: 1 << 30,
     must: None,
     level: Level::Avx512,
@@ -99,8 +102,9 @@ fn ways() -> Vec<Way> {
         Way { again: true, must: Some(("prefix hit", |s| s.prefix.hits)), ..batch("reused prefixes", 256, 64) },
         Way { again: true, drafts: 3, ..batch("reused prefixes, drafts of 3", 64, 8) },
         Way { again: true, cache_bytes: 12 << 20, ..batch("reused prefixes, constant eviction", 128, 4) },
-        Way { must: Some(("resumed request", |s| s.resumed)), ..batch("preemption, state kept", 64, 1) },
+        Way { every: 9, must: Some(("resumed request", |s| s.resumed)), ..batch("preemption, state kept", 64, 1) },
         Way {
+            every: 9,
             spill_bytes: 0,
             drafts: 1,
             must: Some(("preempted request", |s| s.preempted)),
@@ -201,7 +205,7 @@ fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Reque
         if way.again {
             proof::serve(&mut engine, requests, 2);
         }
-        let answers = proof::serve(&mut engine, requests, 2);
+        let answers = proof::serve_slowly(&mut engine, requests, 2, way.every);
         if let Some((what, count)) = way.must
             && count(&engine.status()) == 0
         {

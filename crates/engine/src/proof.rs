@@ -99,24 +99,38 @@ pub fn workload(seed: u64, count: usize, longest: usize, outputs: u32, first: To
 /// Runs `requests`, `arrivals` more of them before every step, to their end. Called once per set of requests that may
 /// overlap; an engine can serve several sets.
 pub fn serve<B: Backend>(engine: &mut Engine<B>, requests: &[Request], arrivals: usize) -> Vec<Answer> {
+    serve_slowly(engine, requests, arrivals, 1)
+}
+
+/// [`serve`] with arrivals before every `every`th step, or when nothing else is left to do: later requests find earlier
+/// ones at work and may push them aside.
+pub fn serve_slowly<B: Backend>(
+    engine: &mut Engine<B>,
+    requests: &[Request],
+    arrivals: usize,
+    every: usize,
+) -> Vec<Answer> {
     let (sender, events) = mpsc::channel();
     let mut answers = vec![Answer::default(); requests.len()];
     let mut coming = requests.iter().enumerate();
-    loop {
+    let mut busy = false;
+    for step in 0.. {
+        let arrivals = if busy && step % every > 0 { 0 } else { arrivals };
         for (i, request) in coming.by_ref().take(arrivals) {
             let sender = sender.clone();
             if let Err(error) = engine.submit(request.clone(), Box::new(move |e| drop(sender.send((i, e))))) {
                 answers[i].failure = Some(error.to_string());
             }
         }
-        let busy = engine.step();
+        busy = engine.step();
         for (i, event) in events.try_iter() {
             take(&mut answers[i], event);
         }
         if !busy && coming.len() == 0 {
-            return answers;
+            break;
         }
     }
+    answers
 }
 
 fn take(answer: &mut Answer, event: Event) {
