@@ -113,6 +113,36 @@ pub struct Status {
     pub stalled: bool,
 }
 
+impl Status {
+    /// Of an engine that did nothing yet.
+    pub fn new(limits: Limits) -> Status {
+        Status {
+            running: 0,
+            waiting: 0,
+            units_total: limits.units,
+            units_used: [0; 3],
+            units_cached: [0; 3],
+            units_promised: [0; 3],
+            steps: 0,
+            prompt_tokens: 0,
+            output_tokens: 0,
+            drafts_proposed: 0,
+            drafts_accepted: 0,
+            drafts_proposed_at: Default::default(),
+            drafts_accepted_at: Default::default(),
+            preempted: 0,
+            spilled: 0,
+            resumed: 0,
+            spilled_bytes: 0,
+            prefix: PrefixStatus::default(),
+            last_step: std::time::Duration::ZERO,
+            limits,
+            alive: true,
+            stalled: false,
+        }
+    }
+}
+
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Counters {
     pub steps: u64,
@@ -421,10 +451,8 @@ impl<B: Backend> Engine<B> {
             resumed: self.counters.resumed,
             spilled_bytes: self.spilled_bytes,
             prefix: self.prefix.status,
-            last_step: std::time::Duration::ZERO,
-            limits: self.limits.clone(),
             alive: self.stopped.is_none(),
-            stalled: false,
+            ..Status::new(self.limits.clone())
         }
     }
 

@@ -4,13 +4,16 @@
 
 use std::sync::Arc;
 
+use longwave_engine::report::PrefixReport;
 use longwave_engine::request::{Event, FinishReason};
 use longwave_engine::step::TokenLogprobs;
-use longwave_text::{Reply, ReplyEnd, ReplyEvent, ReplyFinish, ReplyOptions, Tokenizer};
+use longwave_text::{Reply, ReplyEnd, ReplyEvent, ReplyFinish, ReplyOptions};
 use serde_json::{Value, json};
 
 use crate::errors::ApiError;
 use crate::generation::Generation;
+use crate::prefix;
+use crate::server::App;
 
 /// What a step added to the answer.
 #[derive(Debug, Default)]
@@ -28,11 +31,44 @@ pub(crate) enum Next {
     End(Part, ReplyFinish),
 }
 
+/// Tokens of a request so far.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Usage {
+    pub(crate) prompt_tokens: usize,
+    pub(crate) cached_tokens: u32,
+    pub(crate) output_tokens: u64,
+    pub(crate) reasoning_tokens: u64,
+}
+
+impl Usage {
+    /// Another answer to the same prompt, which is counted once.
+    pub(crate) fn add(&mut self, other: Usage) {
+        self.output_tokens += other.output_tokens;
+        self.reasoning_tokens += other.reasoning_tokens;
+    }
+
+    /// In OpenAI's and DeepSeek's shape.
+    pub(crate) fn json(&self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.output_tokens,
+            "total_tokens": self.prompt_tokens as u64 + self.output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+            "prompt_cache_hit_tokens": self.cached_tokens,
+            "prompt_cache_miss_tokens": self.prompt_tokens.saturating_sub(self.cached_tokens as usize),
+        })
+    }
+}
+
 /// An answer being read.
 pub(crate) struct Answer {
+    app: Arc<App>,
+    /// For the log.
+    id: String,
     generation: Generation,
     reply: Reply,
-    tokenizer: Arc<Tokenizer>,
+    report: Option<PrefixReport>,
     /// Tokens that are counted and not shown.
     silent: Vec<u32>,
     prompt_tokens: usize,
@@ -44,16 +80,19 @@ pub(crate) struct Answer {
 
 impl Answer {
     pub(crate) fn new(
+        app: Arc<App>,
+        id: String,
         generation: Generation,
         reply: ReplyOptions,
-        tokenizer: Arc<Tokenizer>,
         silent: Vec<u32>,
         prompt_tokens: usize,
     ) -> Answer {
         Answer {
+            app,
+            id,
             generation,
             reply: Reply::new(reply),
-            tokenizer,
+            report: None,
             silent,
             prompt_tokens,
             cached_tokens: 0,
@@ -82,8 +121,8 @@ impl Answer {
                 self.generation.next().await.ok_or_else(|| ApiError::stopped("it dropped the running request"))?;
             match event {
                 Event::Scheduled { cached_tokens, prefix } => {
-                    tracing::debug!(prompt_tokens = self.prompt_tokens, "{prefix}");
-                    self.cached_tokens = cached_tokens;
+                    self.app.prefixes.add(&self.id, self.prompt_tokens, &prefix);
+                    (self.cached_tokens, self.report) = (cached_tokens, Some(prefix));
                 }
                 Event::Logits { .. } => {}
                 Event::Tokens { tokens, logprobs } => {
@@ -128,10 +167,10 @@ impl Answer {
             return;
         }
         let Some(logprobs) = logprobs else {
-            return self.reply.push_token(&self.tokenizer, token, &mut part.events);
+            return self.reply.push_token(&self.app.tokenizer, token, &mut part.events);
         };
         let mut events = Vec::new();
-        self.reply.push_token(&self.tokenizer, token, &mut events);
+        self.reply.push_token(&self.app.tokenizer, token, &mut events);
         self.held.push(self.logprobs_json(token, logprobs));
         match events.last() {
             Some(ReplyEvent::Content(_)) => part.content_logprobs.append(&mut self.held),
@@ -139,7 +178,7 @@ impl Answer {
             // Tokens of tool markup are not reported.
             Some(_) => self.held.clear(),
             // A marker (the end of the thought) belongs to neither; other tokens wait for the rest of a character.
-            None if self.tokenizer.is_added(token) => self.held.clear(),
+            None if self.app.tokenizer.is_added(token) => self.held.clear(),
             None => {}
         }
         part.events.append(&mut events);
@@ -147,7 +186,7 @@ impl Answer {
 
     fn logprobs_json(&self, token: u32, logprobs: &TokenLogprobs) -> Value {
         let one = |token: u32, logprob: f32| {
-            let bytes = self.tokenizer.token_bytes(token);
+            let bytes = self.app.tokenizer.token_bytes(token);
             // JSON has no infinity; the API's own stand-in for "never" is -9999.
             let logprob = if logprob.is_finite() { logprob } else { -9999.0 };
             json!({"token": String::from_utf8_lossy(bytes), "logprob": logprob, "bytes": bytes})
@@ -157,16 +196,18 @@ impl Answer {
         value
     }
 
-    /// Token counts so far, in OpenAI's and DeepSeek's shape.
-    pub(crate) fn usage(&self) -> Value {
-        json!({
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.output_tokens,
-            "total_tokens": self.prompt_tokens + self.output_tokens as usize,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": self.reply.reasoning_tokens()},
-            "prompt_cache_hit_tokens": self.cached_tokens,
-            "prompt_cache_miss_tokens": self.prompt_tokens.saturating_sub(self.cached_tokens as usize),
-        })
+    /// Token counts so far.
+    pub(crate) fn usage(&self) -> Usage {
+        Usage {
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens,
+            output_tokens: u64::from(self.output_tokens),
+            reasoning_tokens: u64::from(self.reply.reasoning_tokens()),
+        }
+    }
+
+    /// What the prefix cache did, once the request runs.
+    pub(crate) fn prefix_report(&self) -> Value {
+        self.report.as_ref().map_or(Value::Null, prefix::json)
     }
 }

@@ -1,4 +1,4 @@
-//! POST /v1/chat/completions, streamed and whole.
+//! POST /v1/chat/completions: from a body to requests, and whole answers. `chat_stream.rs` has the streamed ones.
 //!
 //! Reading, rendering and encoding a long prompt takes a while and runs on the blocking pool. Reasoning appears under
 //! `reasoning_content` (DeepSeek, SGLang) and `reasoning` (vLLM) with the same text: clients read one or the other.
@@ -13,15 +13,14 @@ use bytes::Bytes;
 use longwave_engine::request::Request;
 use longwave_engine::step::ReturnLogits;
 use longwave_text::{ChatPlan, ReplyEvent, ReplyFinish, ReplyOptions};
-use serde_json::{Map, Value, json};
-use tokio::sync::mpsc;
+use serde_json::{Value, json};
 
-use crate::answer::{Answer, Next, Part};
+use crate::answer::{Answer, Next, Part, Usage};
 use crate::controls::Controls;
 use crate::errors::{ApiError, json_object, whole_body};
 use crate::generation::{Generation, fresh_number};
 use crate::server::{App, unix_seconds};
-use crate::{models, sse};
+use crate::{chat_stream, models, sse};
 
 /// The handler.
 pub(crate) async fn complete(
@@ -39,33 +38,49 @@ pub(crate) async fn complete(
     // The end of a turn stays out of the text even when the request goes on after it (ignore_eos).
     let mut silent = prepared.request.stop_tokens.clone();
     silent.extend(&app.stop_tokens);
-    let generation = Generation::submit(&app.engine, prepared.request)?;
-    let mut answer = Answer::new(generation, prepared.reply, app.tokenizer.clone(), silent, prompt_tokens);
-    answer.started().await?;
-    if prepared.stream {
+    let mut answers = Vec::with_capacity(prepared.answers as usize);
+    for index in 0..prepared.answers {
+        let mut request = prepared.request.clone();
+        request.sampling.seed = seed_of(request.sampling.seed, index);
+        let generation = Generation::submit(&app.engine, request)?;
+        let reply = ReplyOptions { call_seed: fresh_number(), ..prepared.reply.clone() };
+        let (app, id, silent) = (app.clone(), prepared.head.id.clone(), silent.clone());
+        answers.push(Answer::new(app, id, generation, reply, silent, prompt_tokens));
+    }
+    // All answers have one prompt: what refuses one refuses the first.
+    answers[0].started().await?;
+    let head = Arc::new(prepared.head);
+    if head.stream {
         let (frames, response) = sse::channel();
-        tokio::spawn(stream(prepared.head, answer, prepared.include_usage, frames));
+        tokio::spawn(chat_stream::stream(head, answers, frames));
         Ok(response)
     } else {
-        whole(prepared.head, answer).await
+        whole(&head, answers).await
     }
 }
 
+/// The noise of answer `index`: the first one has the seed of the request.
+fn seed_of(seed: u64, index: u32) -> u64 {
+    seed ^ u64::from(index).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
 /// What the answer repeats in every object.
-struct Head {
-    id: String,
-    created: u64,
-    model: String,
+pub(crate) struct Head {
+    pub(crate) id: String,
+    pub(crate) created: u64,
+    pub(crate) model: String,
     thinking: bool,
     logprobs: bool,
+    stream: bool,
+    pub(crate) include_usage: bool,
+    pub(crate) prefix_report: bool,
 }
 
 struct Prepared {
     request: Request,
+    answers: u32,
     reply: ReplyOptions,
     head: Head,
-    stream: bool,
-    include_usage: bool,
 }
 
 /// From bytes to a request for the engine.
@@ -77,8 +92,7 @@ fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
         Some(_) => return Err(ApiError::field("model", "expected a string")),
     };
     let controls = Controls::read(&body, &app.options.sampling, app.engine.limits.vocab)?;
-    let mut plan = ChatPlan::from_body(&body, app.options.chat)?;
-    plan.reply.call_seed = fresh_number();
+    let plan = ChatPlan::from_body(&body, app.options.chat)?;
     let encoded = plan.prompt().encode(&app.tokenizer);
     let prompt = encoded.map_err(|error| ApiError::field("messages", error))?;
 
@@ -97,6 +111,9 @@ fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
         model: model.to_owned(),
         thinking: plan.thinking(),
         logprobs: controls.sampling.top_logprobs.is_some(),
+        stream: controls.stream,
+        include_usage: controls.include_usage,
+        prefix_report: controls.prefix_report,
     };
     let request = Request {
         prompt,
@@ -108,10 +125,10 @@ fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
         salt: controls.salt,
         logits: ReturnLogits::No,
     };
-    Ok(Prepared { request, reply: plan.reply, head, stream: controls.stream, include_usage: controls.include_usage })
+    Ok(Prepared { request, answers: controls.answers, reply: plan.reply, head })
 }
 
-fn finish_reason(finish: &ReplyFinish) -> &'static str {
+pub(crate) fn finish_reason(finish: &ReplyFinish) -> &'static str {
     match finish {
         ReplyFinish::Stop(_) => "stop",
         ReplyFinish::Length => "length",
@@ -120,38 +137,45 @@ fn finish_reason(finish: &ReplyFinish) -> &'static str {
 }
 
 /// The stop text that matched: a field that vLLM's clients read.
-fn stop_reason(finish: &ReplyFinish) -> Value {
+pub(crate) fn stop_reason(finish: &ReplyFinish) -> Value {
     match finish {
         ReplyFinish::Stop(Some(text)) => text.as_str().into(),
         _ => Value::Null,
     }
 }
 
-/// The answer as one object.
-async fn whole(head: Head, mut answer: Answer) -> Result<Response, ApiError> {
-    let mut message = Message::default();
-    let finish = loop {
-        match answer.next().await? {
-            Next::Part(part) => message.add(part),
-            Next::End(part, finish) => {
-                message.add(part);
-                break finish;
+/// All answers as one object.
+async fn whole(head: &Head, mut answers: Vec<Answer>) -> Result<Response, ApiError> {
+    let (mut choices, mut usage) = (Vec::with_capacity(answers.len()), Usage::default());
+    for (index, answer) in answers.iter_mut().enumerate() {
+        let mut message = Message::default();
+        let finish = loop {
+            match answer.next().await? {
+                Next::Part(part) => message.add(part),
+                Next::End(part, finish) => {
+                    message.add(part);
+                    break finish;
+                }
             }
-        }
-    };
-    let logprobs = if head.logprobs {
-        json!({"content": message.content_logprobs, "reasoning_content": message.reasoning_logprobs})
-    } else {
-        Value::Null
-    };
-    let choice = json!({
-        "index": 0, "message": message.json(&head), "logprobs": logprobs,
-        "finish_reason": finish_reason(&finish), "stop_reason": stop_reason(&finish),
-    });
-    let body = json!({
+        };
+        let logprobs = if head.logprobs {
+            json!({"content": message.content_logprobs, "reasoning_content": message.reasoning_logprobs})
+        } else {
+            Value::Null
+        };
+        choices.push(json!({
+            "index": index, "message": message.json(head), "logprobs": logprobs,
+            "finish_reason": finish_reason(&finish), "stop_reason": stop_reason(&finish),
+        }));
+        if index == 0 { usage = answer.usage() } else { usage.add(answer.usage()) }
+    }
+    let mut body = json!({
         "id": head.id, "object": "chat.completion", "created": head.created, "model": head.model,
-        "choices": [choice], "usage": answer.usage(),
+        "choices": choices, "usage": usage.json(),
     });
+    if head.prefix_report {
+        body["prefix_report"] = answers[0].prefix_report();
+    }
     Ok(Json(body).into_response())
 }
 
@@ -200,106 +224,5 @@ impl Message {
             message["tool_calls"] = std::mem::take(&mut self.calls).into();
         }
         message
-    }
-}
-
-/// Writes the answer as events until it ends or the client is gone.
-async fn stream(head: Head, mut answer: Answer, include_usage: bool, frames: mpsc::Sender<Bytes>) {
-    let chunks = Chunks { head, include_usage };
-    let mut ready = vec![chunks.chunk(json!({"role": "assistant", "content": ""}), Value::Null, Value::Null)];
-    loop {
-        for chunk in ready.drain(..) {
-            if frames.send(sse::data(&chunk)).await.is_err() {
-                return;
-            }
-        }
-        let next = tokio::select! {
-            // Dropping the answer cancels the request in the engine.
-            () = frames.closed() => return,
-            next = answer.next() => next,
-        };
-        match next {
-            Ok(Next::Part(part)) => ready = chunks.deltas(part),
-            Ok(Next::End(part, finish)) => {
-                ready = chunks.deltas(part);
-                ready.push(chunks.chunk(json!({}), finish_reason(&finish).into(), Value::Null));
-                if let Some(last) = ready.last_mut() {
-                    last["choices"][0]["stop_reason"] = stop_reason(&finish);
-                }
-                if include_usage {
-                    ready.push(chunks.usage(answer.usage()));
-                }
-                break;
-            }
-            Err(error) => {
-                ready.push(error.body());
-                break;
-            }
-        }
-    }
-    for frame in ready.iter().map(sse::data).chain([sse::DONE]) {
-        if frames.send(frame).await.is_err() {
-            return;
-        }
-    }
-}
-
-struct Chunks {
-    head: Head,
-    include_usage: bool,
-}
-
-impl Chunks {
-    fn envelope(&self, choices: Value) -> Value {
-        let mut object = Map::new();
-        object.insert("id".into(), self.head.id.as_str().into());
-        object.insert("object".into(), "chat.completion.chunk".into());
-        object.insert("created".into(), self.head.created.into());
-        object.insert("model".into(), self.head.model.as_str().into());
-        object.insert("choices".into(), choices);
-        if self.include_usage {
-            object.insert("usage".into(), Value::Null);
-        }
-        object.into()
-    }
-
-    fn chunk(&self, delta: Value, finish: Value, logprobs: Value) -> Value {
-        self.envelope(json!([{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]))
-    }
-
-    fn usage(&self, usage: Value) -> Value {
-        let mut chunk = self.envelope(json!([]));
-        chunk["usage"] = usage;
-        chunk
-    }
-
-    fn deltas(&self, mut part: Part) -> Vec<Value> {
-        let events = std::mem::take(&mut part.events);
-        let delta = |event| match event {
-            ReplyEvent::Reasoning(text) => {
-                let logprobs = std::mem::take(&mut part.reasoning_logprobs);
-                let logprobs = if logprobs.is_empty() {
-                    Value::Null
-                } else {
-                    json!({"content": null, "reasoning_content": logprobs})
-                };
-                self.chunk(json!({"reasoning_content": text, "reasoning": text}), Value::Null, logprobs)
-            }
-            ReplyEvent::Content(text) => {
-                let logprobs = std::mem::take(&mut part.content_logprobs);
-                let logprobs = if logprobs.is_empty() { Value::Null } else { json!({"content": logprobs}) };
-                self.chunk(json!({"content": text}), Value::Null, logprobs)
-            }
-            ReplyEvent::ToolCallStart { index, id, name } => {
-                let function = json!({"name": name, "arguments": ""});
-                let call = json!({"index": index, "id": id, "type": "function", "function": function});
-                self.chunk(json!({"tool_calls": [call]}), Value::Null, Value::Null)
-            }
-            ReplyEvent::ToolCallArguments { index, delta } => {
-                let call = json!({"index": index, "function": {"arguments": delta}});
-                self.chunk(json!({"tool_calls": [call]}), Value::Null, Value::Null)
-            }
-        };
-        events.into_iter().map(delta).collect()
     }
 }

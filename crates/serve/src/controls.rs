@@ -4,6 +4,7 @@
 //! ignored and their names logged at debug level: clients rely on it. The fields that shape the prompt are read by
 //! `longwave-text`.
 
+use longwave_engine::request::salt_of;
 use longwave_engine::step::Sampling;
 use serde_json::{Map, Value};
 
@@ -24,10 +25,13 @@ pub(crate) struct Controls {
     pub(crate) salt: u64,
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
+    /// Answers to one prompt, at least one.
+    pub(crate) answers: u32,
+    pub(crate) prefix_report: bool,
 }
 
-/// Known to this module or to `longwave-text`; the penalties are checked and, as in the vendor's service, do nothing.
-const KNOWN: [&str; 36] = [
+/// Known to this module or to `longwave-text`.
+const KNOWN: [&str; 38] = [
     "messages",
     "model",
     "tools",
@@ -59,6 +63,8 @@ const KNOWN: [&str; 36] = [
     "cache_salt",
     "frequency_penalty",
     "presence_penalty",
+    "repetition_penalty",
+    "prefix_report",
     "user",
     "metadata",
     "store",
@@ -66,6 +72,8 @@ const KNOWN: [&str; 36] = [
     "safety_identifier",
 ];
 
+/// Most answers to one prompt.
+const MAX_ANSWERS: u64 = 128;
 /// Most alternatives per token.
 const MAX_TOP_LOGPROBS: u64 = 20;
 
@@ -79,13 +87,13 @@ impl Controls {
             tracing::debug!(field = %name.chars().take(64).collect::<String>(), "unknown field ignored");
         }
         let fields = Fields(body);
-        if fields.whole("n", 1, u64::MAX)?.is_some_and(|n| n != 1) {
-            return Err(ApiError::field("n", "only 1 answer per request is supported; send the request n times"));
+        let n = fields.whole("n", 1, u64::MAX)?.unwrap_or(1);
+        if n > MAX_ANSWERS {
+            return Err(ApiError::field("n", format!("expected at most {MAX_ANSWERS} answers, got {n}")));
         }
-        for name in ["frequency_penalty", "presence_penalty"] {
-            if fields.number(name, -2.0, 2.0)?.is_some_and(|value| value != 0.0) {
-                tracing::debug!(name, "penalties do nothing with this model");
-            }
+        let repetition_penalty = fields.number("repetition_penalty", 0.0, 2.0)?.unwrap_or(1.0);
+        if repetition_penalty <= 0.0 {
+            return Err(ApiError::field("repetition_penalty", "expected a number above 0 and at most 2; 1 is off"));
         }
         fields.flag("parallel_tool_calls")?;
 
@@ -106,6 +114,9 @@ impl Controls {
             seed: fields.seed()?.unwrap_or_else(fresh_number),
             top_logprobs: fields.logprobs()?,
             bias: fields.bias(vocab)?,
+            presence_penalty: fields.number("presence_penalty", -2.0, 2.0)?.unwrap_or(0.0),
+            frequency_penalty: fields.number("frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0),
+            repetition_penalty,
             ..Sampling::default()
         };
         let stream = fields.flag("stream")?.unwrap_or(false);
@@ -127,6 +138,8 @@ impl Controls {
             salt: fields.salt()?,
             stream,
             include_usage,
+            answers: n as u32,
+            prefix_report: fields.flag("prefix_report")?.unwrap_or(false),
         })
     }
 }
@@ -175,11 +188,7 @@ impl Fields<'_> {
     fn salt(&self) -> Result<u64, ApiError> {
         let Some(value) = self.get("cache_salt") else { return Ok(0) };
         let text = value.as_str().ok_or_else(|| ApiError::field("cache_salt", "expected a string"))?;
-        // FNV-1a: the same salt must mean the same number in every process.
-        let hash = text
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
-        Ok(hash)
+        Ok(salt_of(text))
     }
 
     fn logprobs(&self) -> Result<Option<u32>, ApiError> {

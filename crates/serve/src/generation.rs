@@ -9,6 +9,7 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use longwave_engine::Status;
 use longwave_engine::handle::EngineHandle;
 use longwave_engine::request::{Event, EventSink, Request, RequestId, SubmitError};
 use longwave_engine::step::Limits;
@@ -23,19 +24,19 @@ pub struct EngineApi {
     pub cancel: Arc<dyn Fn(RequestId) + Send + Sync>,
     /// Bounds of every request.
     pub limits: Limits,
-    /// Whether the engine still works.
-    pub alive: Arc<dyn Fn() -> bool + Send + Sync>,
+    /// What it is doing; asked at every call.
+    pub status: Arc<dyn Fn() -> Status + Send + Sync>,
 }
 
 impl EngineApi {
     /// An engine in this process.
     pub fn of(engine: &EngineHandle) -> EngineApi {
-        let (submit, cancel, alive) = (engine.clone(), engine.clone(), engine.clone());
+        let (submit, cancel, status) = (engine.clone(), engine.clone(), engine.clone());
         EngineApi {
             submit: Arc::new(move |request, sink| submit.submit(request, sink)),
             cancel: Arc::new(move |id| cancel.cancel(id)),
             limits: engine.limits().clone(),
-            alive: Arc::new(move || alive.status().alive),
+            status: Arc::new(move || status.status()),
         }
     }
 }

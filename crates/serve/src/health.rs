@@ -1,5 +1,5 @@
 //! GET /health, /ready and /version.
-//! Bad health means that the engine takes no more requests; it is asked at every call, nothing is cached.
+//! Bad health means that the engine takes no requests now; it is asked at every call, nothing is cached.
 
 use std::sync::Arc;
 
@@ -10,13 +10,15 @@ use serde_json::{Value, json};
 
 use crate::server::App;
 
-/// 200 while the engine works, else 503.
+/// 200 while the engine works, else 503 with the reason.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
-    if (app.engine.alive)() {
-        (StatusCode::OK, Json(json!({"status": "ok"})))
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, Json(json!({"status": "the engine has stopped"})))
-    }
+    let status = (app.engine.status)();
+    let (code, text) = match (status.alive, status.stalled) {
+        (true, false) => (StatusCode::OK, "ok"),
+        (true, true) => (StatusCode::SERVICE_UNAVAILABLE, "no step of the engine has completed for too long"),
+        (false, _) => (StatusCode::SERVICE_UNAVAILABLE, "the engine has stopped"),
+    };
+    (code, Json(json!({"status": text})))
 }
 
 /// The version of this build.

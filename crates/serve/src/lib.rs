@@ -6,12 +6,14 @@
 
 mod answer;
 mod chat;
+mod chat_stream;
 mod controls;
 mod errors;
 mod generation;
 mod health;
 mod models;
 mod options;
+mod prefix;
 mod server;
 mod sse;
 

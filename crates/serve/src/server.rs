@@ -17,7 +17,8 @@ use tokio::net::TcpListener;
 use crate::errors::ApiError;
 use crate::generation::EngineApi;
 use crate::options::ServerOptions;
-use crate::{chat, health, models};
+use crate::prefix::PrefixLog;
+use crate::{chat, health, models, prefix};
 
 /// Why the server does not run.
 #[derive(Debug, Error)]
@@ -54,6 +55,8 @@ pub struct App {
     pub(crate) stop_tokens: Vec<u32>,
     /// Unix seconds.
     pub(crate) started_at: u64,
+    /// What the prefix cache did for the last requests.
+    pub(crate) prefixes: PrefixLog,
 }
 
 impl App {
@@ -64,7 +67,7 @@ impl App {
             [] => vec![tokenizer.markers().eos],
             tokens => tokens.to_vec(),
         };
-        App { options, engine, tokenizer, stop_tokens, started_at: unix_seconds() }
+        App { options, engine, tokenizer, stop_tokens, started_at: unix_seconds(), prefixes: PrefixLog::default() }
     }
 }
 
@@ -82,6 +85,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{*name}", get(models::one))
         .route("/health", get(health::health))
         .route("/ready", get(health::health))
+        .route("/debug/prefix", get(prefix::debug))
         .route("/version", get(health::version))
         .fallback(|uri: Uri| async move { ApiError::not_found(uri.path()) })
         .method_not_allowed_fallback(|method: Method, uri: Uri| async move {

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod client;
+mod many;
 mod scripted;
 
 mod answers;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use longwave_engine::Status;
 use longwave_engine::report::PrefixReport;
 use longwave_engine::request::{Event, EventSink, FinishReason, Request, RequestId, SubmitError};
 use longwave_engine::step::{Limits, TokenLogprobs};
@@ -59,6 +60,7 @@ pub struct Seen {
     pub requests: Mutex<Vec<Request>>,
     pub cancelled: Mutex<Vec<RequestId>>,
     pub dead: AtomicBool,
+    pub stalled: AtomicBool,
 }
 
 pub struct Server {
@@ -132,8 +134,13 @@ fn engine(script: Script, context: u32, vocab: u32, seen: Arc<Seen>) -> EngineAp
         move |id| seen.cancelled.lock().unwrap().push(id)
     };
     let limits = Limits { seats: 4, step_tokens: 256, context, units: [64; 3], drafts: 0, in_flight: 1, vocab };
-    let alive = move || !seen.dead.load(Ordering::Relaxed);
-    EngineApi { submit: Arc::new(submit), cancel: Arc::new(cancel), limits, alive: Arc::new(alive) }
+    let idle = Status::new(limits.clone());
+    let status = move || Status {
+        alive: !seen.dead.load(Ordering::Relaxed),
+        stalled: seen.stalled.load(Ordering::Relaxed),
+        ..idle.clone()
+    };
+    EngineApi { submit: Arc::new(submit), cancel: Arc::new(cancel), limits, status: Arc::new(status) }
 }
 
 fn play(script: &Script, request: &Request, id: RequestId, seen: &Seen, mut sink: EventSink) {

@@ -1,0 +1,146 @@
+//! Chat answers as server-sent events, several at once when several were asked for.
+//!
+//! Each answer has a task that writes its chunks under its index; one ends the stream when all have ended, with the usage
+//! of all. A failure ends the stream with an error event; a client that goes away cancels what still runs.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use longwave_text::ReplyEvent;
+use serde_json::{Map, Value, json};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::answer::{Answer, Next, Part, Usage};
+use crate::chat::{Head, finish_reason, stop_reason};
+use crate::errors::ApiError;
+use crate::sse;
+
+/// Why an answer is not written to its end.
+enum Broken {
+    /// The client is gone.
+    Gone,
+    /// The answer failed.
+    Failed(ApiError),
+}
+
+/// Writes the answers until they end or the client is gone.
+pub(crate) async fn stream(head: Arc<Head>, answers: Vec<Answer>, frames: mpsc::Sender<Bytes>) {
+    let mut running = JoinSet::new();
+    for (index, answer) in answers.into_iter().enumerate() {
+        running.spawn(write(Chunks { head: head.clone(), index }, answer, frames.clone()));
+    }
+    let mut usage: Option<Usage> = None;
+    while let Some(ended) = running.join_next().await {
+        match ended {
+            Ok(Ok(one)) => match &mut usage {
+                Some(sum) => sum.add(one),
+                None => usage = Some(one),
+            },
+            Ok(Err(Broken::Gone)) => return,
+            Ok(Err(Broken::Failed(error))) => return end(&frames, Some(error.body())).await,
+            Err(_) => return end(&frames, Some(ApiError::internal("writing the answer failed").body())).await,
+        }
+    }
+    let usage = usage.filter(|_| head.include_usage).map(|usage| {
+        let mut chunk = Chunks { head, index: 0 }.envelope(json!([]));
+        chunk["usage"] = usage.json();
+        chunk
+    });
+    end(&frames, usage).await;
+}
+
+async fn end(frames: &mpsc::Sender<Bytes>, last: Option<Value>) {
+    for frame in last.iter().map(sse::data).chain([sse::DONE]) {
+        if frames.send(frame).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Writes one answer.
+async fn write(chunks: Chunks, mut answer: Answer, frames: mpsc::Sender<Bytes>) -> Result<Usage, Broken> {
+    let mut ready = vec![chunks.chunk(json!({"role": "assistant", "content": ""}), Value::Null, Value::Null)];
+    let mut ended = false;
+    loop {
+        for chunk in ready.drain(..) {
+            frames.send(sse::data(&chunk)).await.map_err(|_| Broken::Gone)?;
+        }
+        if ended {
+            return Ok(answer.usage());
+        }
+        let next = tokio::select! {
+            // Dropping the answer cancels the request in the engine.
+            () = frames.closed() => return Err(Broken::Gone),
+            next = answer.next() => next,
+        };
+        match next.map_err(Broken::Failed)? {
+            Next::Part(part) => ready = chunks.deltas(part),
+            Next::End(part, finish) => {
+                ready = chunks.deltas(part);
+                let mut last = chunks.chunk(json!({}), finish_reason(&finish).into(), Value::Null);
+                last["choices"][0]["stop_reason"] = stop_reason(&finish);
+                if chunks.head.prefix_report {
+                    last["prefix_report"] = answer.prefix_report();
+                }
+                ready.push(last);
+                ended = true;
+            }
+        }
+    }
+}
+
+/// Makes the chunks of one answer.
+struct Chunks {
+    head: Arc<Head>,
+    index: usize,
+}
+
+impl Chunks {
+    fn envelope(&self, choices: Value) -> Value {
+        let mut object = Map::new();
+        object.insert("id".into(), self.head.id.as_str().into());
+        object.insert("object".into(), "chat.completion.chunk".into());
+        object.insert("created".into(), self.head.created.into());
+        object.insert("model".into(), self.head.model.as_str().into());
+        object.insert("choices".into(), choices);
+        if self.head.include_usage {
+            object.insert("usage".into(), Value::Null);
+        }
+        object.into()
+    }
+
+    fn chunk(&self, delta: Value, finish: Value, logprobs: Value) -> Value {
+        self.envelope(json!([{"index": self.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]))
+    }
+
+    fn deltas(&self, mut part: Part) -> Vec<Value> {
+        let events = std::mem::take(&mut part.events);
+        let delta = |event| match event {
+            ReplyEvent::Reasoning(text) => {
+                let logprobs = std::mem::take(&mut part.reasoning_logprobs);
+                let logprobs = if logprobs.is_empty() {
+                    Value::Null
+                } else {
+                    json!({"content": null, "reasoning_content": logprobs})
+                };
+                self.chunk(json!({"reasoning_content": text, "reasoning": text}), Value::Null, logprobs)
+            }
+            ReplyEvent::Content(text) => {
+                let logprobs = std::mem::take(&mut part.content_logprobs);
+                let logprobs = if logprobs.is_empty() { Value::Null } else { json!({"content": logprobs}) };
+                self.chunk(json!({"content": text}), Value::Null, logprobs)
+            }
+            ReplyEvent::ToolCallStart { index, id, name } => {
+                let function = json!({"name": name, "arguments": ""});
+                let call = json!({"index": index, "id": id, "type": "function", "function": function});
+                self.chunk(json!({"tool_calls": [call]}), Value::Null, Value::Null)
+            }
+            ReplyEvent::ToolCallArguments { index, delta } => {
+                let call = json!({"index": index, "function": {"arguments": delta}});
+                self.chunk(json!({"tool_calls": [call]}), Value::Null, Value::Null)
+            }
+        };
+        events.into_iter().map(delta).collect()
+    }
+}

@@ -1,0 +1,88 @@
+//! What the prefix cache did for requests: as a response field, as GET /debug/prefix, as a line of the log.
+//!
+//! Shows counts and positions, never text, and the last requests only. A request sees its own report when it asks with
+//! `"prefix_report": true`.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::Json;
+use axum::extract::State;
+use longwave_engine::report::{PrefixEnd, PrefixReport};
+use serde_json::{Value, json};
+
+use crate::server::{App, unix_seconds};
+
+/// Requests that are remembered.
+const REMEMBERED: usize = 256;
+
+/// Reports of the last requests.
+#[derive(Default)]
+pub(crate) struct PrefixLog {
+    last: Mutex<VecDeque<Value>>,
+}
+
+impl PrefixLog {
+    /// Remembers and logs a report.
+    pub(crate) fn add(&self, id: &str, prompt_tokens: usize, report: &PrefixReport) {
+        tracing::info!("{id}: {prompt_tokens} prompt tokens; {report}");
+        let mut entry = json(report);
+        entry["id"] = id.into();
+        entry["created"] = unix_seconds().into();
+        entry["prompt_tokens"] = prompt_tokens.into();
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.len() == REMEMBERED {
+            last.pop_front();
+        }
+        last.push_back(entry);
+    }
+}
+
+/// A report as JSON.
+pub(crate) fn json(report: &PrefixReport) -> Value {
+    let (ended_by, pool) = match report.ended_by {
+        PrefixEnd::Off => ("off", None),
+        PrefixEnd::EveryPositionWanted => ("every_position_wanted", None),
+        PrefixEnd::TooShort => ("too_short", None),
+        PrefixEnd::Empty => ("empty", None),
+        PrefixEnd::NoSuchPrefix => ("no_such_prefix", None),
+        PrefixEnd::Diverged => ("diverged", None),
+        PrefixEnd::CachedTextEnds => ("cached_text_ends", None),
+        PrefixEnd::Evicted { pool } => ("evicted", Some(pool)),
+        PrefixEnd::CheckpointMissing => ("checkpoint_missing", None),
+        PrefixEnd::CheckpointEvicted { pool } => ("checkpoint_evicted", Some(pool)),
+        PrefixEnd::PromptEnd => ("prompt_end", None),
+    };
+    json!({
+        "cached_tokens": report.cached_tokens,
+        "matched_tokens": report.matched_tokens,
+        "first_difference": report.first_difference,
+        "ended_by": ended_by,
+        "pool": pool.map(|pool| pool.name()),
+        "text": report.to_string(),
+    })
+}
+
+/// GET /debug/prefix: totals, what is held, and the last requests, newest first.
+pub(crate) async fn debug(State(app): State<Arc<App>>) -> Json<Value> {
+    let status = (app.engine.status)();
+    let prefix = status.prefix;
+    let pools = |units: [u32; 3]| json!({"large": units[0], "middle": units[1], "small": units[2]});
+    let last = app.prefixes.last.lock().unwrap_or_else(PoisonError::into_inner);
+    let last: Vec<&Value> = last.iter().rev().collect();
+    Json(json!({
+        "queries": prefix.queries,
+        "query_tokens": prefix.query_tokens,
+        "hits": prefix.hits,
+        "hit_tokens": prefix.hit_tokens,
+        "blocks": prefix.nodes,
+        "checkpoints": prefix.checkpoints,
+        "evicted_blocks": prefix.evicted_nodes,
+        "evicted_checkpoints": prefix.evicted_checkpoints,
+        "replaced_checkpoints": prefix.replaced_checkpoints,
+        "units_total": pools(status.units_total),
+        "units_used": pools(status.units_used),
+        "units_cached": pools(status.units_cached),
+        "requests": last,
+    }))
+}
