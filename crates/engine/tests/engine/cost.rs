@@ -4,46 +4,10 @@ use std::time::Instant;
 
 use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::request::Request;
-use longwave_engine::step::{Backend, BackendError, BlockCopy, BlockId, Limits, SeqResult, Step, StepResult, Ticket};
-use longwave_model::CacheLayout;
+use longwave_engine::step::Limits;
 
+use crate::null::NullBackend;
 use crate::world::{flash_layout, request};
-
-/// Answers token 1 to everything and reads nothing.
-struct NullBackend {
-    limits: Limits,
-    layout: CacheLayout,
-    result: Option<StepResult>,
-    writes: usize,
-}
-
-impl Backend for NullBackend {
-    fn limits(&self) -> &Limits {
-        &self.limits
-    }
-    fn layout(&self) -> &CacheLayout {
-        &self.layout
-    }
-    fn submit(&mut self, step: Step) -> Result<Ticket, BackendError> {
-        let answer = |sampled| SeqResult { tokens: if sampled { vec![1] } else { vec![] }, ..SeqResult::default() };
-        let seqs = step.seqs.iter().map(|s| answer(s.sample.is_some())).collect();
-        self.result = Some(StepResult { number: step.number, seqs });
-        self.writes += step.writes.len();
-        Ok(Ticket(step.number))
-    }
-    fn collect(&mut self, _: Ticket) -> Result<StepResult, BackendError> {
-        Ok(self.result.take().unwrap())
-    }
-    fn copy(&mut self, _: &[BlockCopy]) -> Result<(), BackendError> {
-        Ok(())
-    }
-    fn read_unit(&mut self, _: u8, _: BlockId, _: &mut [u8]) -> Result<(), BackendError> {
-        Ok(())
-    }
-    fn write_unit(&mut self, _: u8, _: BlockId, _: &[u8]) -> Result<(), BackendError> {
-        Ok(())
-    }
-}
 
 /// Microseconds of a request of 257 tokens while `blocks` blocks are cached and each request has to evict some.
 fn evicting_request_us(blocks: u32) -> f64 {
@@ -52,7 +16,7 @@ fn evicting_request_us(blocks: u32) -> f64 {
     let units = one.map(|u| u * blocks + 64);
     let limits =
         Limits { seats: 1, step_tokens: 1 << 10, context: 1 << 10, units, drafts: 0, in_flight: 1, vocab: 999_999 };
-    let mut engine = Engine::new(NullBackend { limits, layout, result: None, writes: 0 }, EngineOptions::default());
+    let mut engine = Engine::new(NullBackend::new(limits, layout), EngineOptions::default());
     let mut ask = |seed: u32, requests: u32| {
         for request in (0..requests).map(|i| request(vec![seed + i; 257], 1)) {
             engine.submit(request, Box::new(|_| ())).unwrap();
@@ -82,7 +46,7 @@ fn decode_step_us(seats: u32, context: u32) -> f64 {
     let blocks = context.div_ceil(256);
     let units = [0, 1, 2].map(|i| seats * (layout.long_lived_units()[i] * blocks + 32));
     let limits = Limits { seats, step_tokens: 1 << 20, context, units, drafts: 0, in_flight: 1, vocab: 9 };
-    let backend = NullBackend { limits, layout, result: None, writes: 0 };
+    let backend = NullBackend::new(limits, layout);
     let mut engine = Engine::new(backend, EngineOptions::default());
     for salt in 0..u64::from(seats) {
         let request = Request { salt, ..request(vec![1; context as usize - 2000], 2000) };

@@ -6,6 +6,8 @@
 mod contract;
 mod cost;
 mod handle;
+mod memory;
+mod null;
 mod preemption;
 mod prefix;
 mod requests;
