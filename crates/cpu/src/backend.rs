@@ -19,6 +19,7 @@ use crate::drafts::{Drafter, Turn};
 use crate::forward::{Model, Rows};
 use crate::ops::penalties::Counts;
 use crate::ops::sample;
+use crate::plan;
 
 /// Sizes of a CPU backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,6 +115,12 @@ impl CpuBackend {
     /// The model, for pictures and proofs.
     pub fn model(&self) -> &Model {
         &self.model
+    }
+
+    /// Bytes of scratch: planned when it was opened, and taken at most so far.
+    pub fn scratch_bytes(&self) -> (u64, u64) {
+        let planned = plan::scratch_bytes(&self.model.config, self.limits.step_tokens, self.limits.seats);
+        (planned, self.model.scratch.peak_bytes())
     }
 
     /// Refuses what would read or write outside the tables. Called after the writes of the step were applied.

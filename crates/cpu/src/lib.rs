@@ -8,6 +8,7 @@ pub mod cache;
 pub mod forward;
 pub mod numerics;
 pub mod ops;
+pub mod plan;
 pub mod scratch;
 pub mod simd;
 pub mod weights;

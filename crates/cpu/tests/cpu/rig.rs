@@ -103,7 +103,7 @@ impl Rig {
     }
 }
 
-fn blank(seat: u32, writes: std::ops::Range<u32>) -> SeqStep {
+pub fn blank(seat: u32, writes: std::ops::Range<u32>) -> SeqStep {
     SeqStep {
         seat: Seat(seat),
         fresh: true,

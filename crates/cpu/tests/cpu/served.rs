@@ -17,8 +17,12 @@ fn backend(step_tokens: u32, seats: u32, cache_bytes: u64) -> CpuBackend {
 }
 
 pub fn drafting(step_tokens: u32, seats: u32, cache_bytes: u64, drafts: u32) -> CpuBackend {
+    with_context(step_tokens, seats, cache_bytes, drafts, 4096)
+}
+
+pub fn with_context(step_tokens: u32, seats: u32, cache_bytes: u64, drafts: u32, context: u32) -> CpuBackend {
     let model = Model::new(&tiny(), Profile::Serving, CACHE);
-    CpuBackend::new(model, CpuOptions { seats, step_tokens, context: 4096, cache_bytes, drafts }).unwrap()
+    CpuBackend::new(model, CpuOptions { seats, step_tokens, context, cache_bytes, drafts }).unwrap()
 }
 
 pub fn request(prompt: Vec<Token>, max_tokens: u32, seed: u64) -> Request {
