@@ -55,8 +55,8 @@ struct Way {
     again: bool,
     /// Bytes for the cache.
     cache_bytes: u64,
-    /// Steps between arrivals.
-    every: usize,
+    /// Each request is more urgent than those before it, and finds them at work.
+    urgent: bool,
     /// Host memory for the state of requests that lose their seats.
     spill_bytes: u64,
     /// What must have happened, counted; without it the way proves nothing.
@@ -75,7 +75,7 @@ const PLAIN: Way = Way {
     drafts: 0,
     again: false,
     cache_bytes: 1 << 30,
-    every: 1,
+    urgent: false,
     spill_bytes: 1 << 30,
     must: None,
     level: Level::Avx512,
@@ -102,9 +102,9 @@ fn ways() -> Vec<Way> {
         Way { again: true, must: Some(("prefix hit", |s| s.prefix.hits)), ..batch("reused prefixes", 256, 64) },
         Way { again: true, drafts: 3, ..batch("reused prefixes, drafts of 3", 64, 8) },
         Way { again: true, cache_bytes: 12 << 20, ..batch("reused prefixes, constant eviction", 128, 4) },
-        Way { every: 9, must: Some(("resumed request", |s| s.resumed)), ..batch("preemption, state kept", 64, 1) },
+        Way { urgent: true, must: Some(("resumed request", |s| s.resumed)), ..batch("preemption, state kept", 64, 1) },
         Way {
-            every: 9,
+            urgent: true,
             spill_bytes: 0,
             drafts: 1,
             must: Some(("preempted request", |s| s.preempted)),
@@ -205,7 +205,13 @@ fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Reque
         if way.again {
             proof::serve(&mut engine, requests, 2);
         }
-        let answers = proof::serve_slowly(&mut engine, requests, 2, way.every);
+        let answers = if way.urgent {
+            let urgent = |(i, r): (usize, &Request)| Request { priority: -(i as i32), ..r.clone() };
+            let requests: Vec<Request> = requests.iter().enumerate().map(urgent).collect();
+            proof::serve_slowly(&mut engine, &requests, 1, 5)
+        } else {
+            proof::serve(&mut engine, requests, 2)
+        };
         if let Some((what, count)) = way.must
             && count(&engine.status()) == 0
         {
