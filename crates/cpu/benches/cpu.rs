@@ -165,7 +165,7 @@ impl Rig {
         };
         step.seqs.push(seq);
         self.mapped = true;
-        let t = self.backend.submit(step).expect("a good step");
+        let t = self.backend.submit(&step).expect("a good step");
         self.backend.collect(t).expect("a result");
     }
 }

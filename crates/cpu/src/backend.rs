@@ -300,7 +300,7 @@ impl Backend for CpuBackend {
         self.cache.layout()
     }
 
-    fn submit(&mut self, step: Step) -> Result<Ticket, BackendError> {
+    fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {
         let bad = |what: String| BackendError::BadStep { step: step.number, what };
         let total: usize = step.seqs.iter().map(|s| s.tokens.len()).sum();
         if total > self.limits.step_tokens as usize {
@@ -313,11 +313,11 @@ impl Backend for CpuBackend {
             return Err(bad("a seat is there twice".into()));
         }
         for seq in &step.seqs {
-            self.tables.apply(&step, seq).map_err(bad)?;
-            self.check(&step, seq).map_err(bad)?;
+            self.tables.apply(step, seq).map_err(bad)?;
+            self.check(step, seq).map_err(bad)?;
         }
         // On a worker of the pool: from outside, every parallel op would cost a hand-over and a wake-up.
-        let result = rayon::scope(|_| self.compute(&step));
+        let result = rayon::scope(|_| self.compute(step));
         self.done.push_back(result);
         Ok(Ticket(step.number))
     }

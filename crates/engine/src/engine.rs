@@ -170,6 +170,8 @@ pub struct Engine<B: Backend> {
     pub(crate) seats: Vec<Option<Sequence>>,
     pub(crate) free_seats: Vec<Seat>,
     next_id: u64,
+    /// The step that was planned last; its lists are used again.
+    step: Step,
     pub(crate) counters: Counters,
     /// How often a running request gave something back.
     pub(crate) returns: u64,
@@ -202,6 +204,7 @@ impl<B: Backend> Engine<B> {
             seats: (0..limits.seats).map(|_| None).collect(),
             free_seats: (0..limits.seats).rev().map(Seat).collect(),
             next_id: 0,
+            step: Step::default(),
             counters: Counters::default(),
             returns: 0,
             displaced: 0,
@@ -273,11 +276,11 @@ impl<B: Backend> Engine<B> {
             self.stop(&error.to_string());
             return true;
         }
-        let Some(step) = self.plan() else {
+        if !self.plan() {
             self.assert_integrity();
             return false;
-        };
-        match self.compute(step) {
+        }
+        match self.compute() {
             Ok(result) => self.commit(result),
             Err(BackendError::BadStep { step, what }) => self.fail_step(&format!("step {step}: {what}")),
             Err(BackendError::Fatal(why)) => self.stop(&why),
@@ -288,35 +291,30 @@ impl<B: Backend> Engine<B> {
         true
     }
 
-    /// The next step, with the blocks that it stores to; `None` when nothing runs.
-    fn plan(&mut self) -> Option<Step> {
+    /// Plans the next step, with the blocks that it stores to; `false` when nothing runs.
+    fn plan(&mut self) -> bool {
         let grants = self.scheduler.plan(&self.seats);
         if grants.is_empty() {
-            return None;
+            return false;
         }
         self.counters.steps += 1;
-        let tokens = grants.iter().map(|g| (g.tokens + g.drafts) as usize).sum();
-        let mut step = Step {
-            number: self.counters.steps,
-            seqs: Vec::with_capacity(grants.len()),
-            tokens: Vec::with_capacity(tokens),
-            writes: Vec::with_capacity(4 * grants.len()),
-            history: Vec::new(),
-        };
+        let step = &mut self.step;
+        step.clear();
+        step.number = self.counters.steps;
         for grant in grants {
             let sequence = self.seats[grant.seat.0 as usize].as_mut().expect("only occupied seats get grants");
             sequence.last_step = step.number;
             let span = sequence.span(grant);
             self.prefix.make_room(&mut self.pools, sequence.blocks.missing(&self.layout, span));
             sequence.blocks.extend(&self.layout, &mut self.pools, span);
-            add_to_step(&mut step, sequence, grant, self.options.drafts);
+            add_to_step(step, sequence, grant, self.options.drafts);
         }
-        Some(step)
+        true
     }
 
-    fn compute(&mut self, step: Step) -> Result<StepResult, BackendError> {
-        let number = step.number;
-        let ticket = self.backend.submit(step)?;
+    fn compute(&mut self) -> Result<StepResult, BackendError> {
+        let number = self.step.number;
+        let ticket = self.backend.submit(&self.step)?;
         let result = self.backend.collect(ticket)?;
         self.check_result(number, &result).map_err(|what| BackendError::BadStep { step: number, what })?;
         Ok(result)

@@ -501,7 +501,7 @@ impl Backend for SimBackend {
         &self.layout
     }
 
-    fn submit(&mut self, step: Step) -> Result<Ticket, BackendError> {
+    fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {
         let bad = |what: String| BackendError::BadStep { step: step.number, what };
         if step.number != self.last_step + 1 || self.done.len() >= self.limits.in_flight as usize {
             return Err(bad(format!("it follows step {} with {} open", self.last_step, self.done.len())));
@@ -515,7 +515,7 @@ impl Backend for SimBackend {
                 Failure::Panic => panic!("injected failure"),
             }
         }
-        let result = self.run(&step).map_err(bad)?;
+        let result = self.run(step).map_err(bad)?;
         self.done.push_back(result);
         Ok(Ticket(step.number))
     }

@@ -156,6 +156,14 @@ pub struct Step {
 }
 
 impl Step {
+    /// Empties the lists and keeps their memory.
+    pub fn clear(&mut self) {
+        self.seqs.clear();
+        self.tokens.clear();
+        self.writes.clear();
+        self.history.clear();
+    }
+
     /// Tokens of `seq`.
     pub fn tokens_of(&self, seq: &SeqStep) -> &[Token] {
         &self.tokens[seq.tokens.start as usize..seq.tokens.end as usize]
@@ -261,8 +269,8 @@ pub trait Backend: Send {
     fn limits(&self) -> &Limits;
     /// How the cache is cut; block ids in steps refer to it.
     fn layout(&self) -> &CacheLayout;
-    /// Starts a step. At most [`Limits::in_flight`] are open.
-    fn submit(&mut self, step: Step) -> Result<Ticket, BackendError>;
+    /// Starts a step; what is needed of it later is copied. At most [`Limits::in_flight`] are open.
+    fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError>;
     /// Waits for a step; in order of submission.
     fn collect(&mut self, ticket: Ticket) -> Result<StepResult, BackendError>;
     /// Copies units, after the steps submitted so far and before later ones.

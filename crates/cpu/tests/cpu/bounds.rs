@@ -35,7 +35,7 @@ impl Backend for Watched {
     fn layout(&self) -> &CacheLayout {
         self.inner.layout()
     }
-    fn submit(&mut self, step: Step) -> Result<Ticket, BackendError> {
+    fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {
         if self.spoil {
             // A block that comes into a table for the first time holds whatever its last owner left: here, NaN.
             for seq in &step.seqs {
@@ -121,12 +121,12 @@ fn m13_real_rows_do_not_depend_on_empty_seats_and_poisoned_blocks() {
 #[test]
 fn m13_steps_without_rows() {
     let mut backend = drafting(64, 2, 32 << 20, 0);
-    let ticket = backend.submit(Step { number: 1, ..Step::default() }).unwrap();
+    let ticket = backend.submit(&Step { number: 1, ..Step::default() }).unwrap();
     assert_eq!(backend.collect(ticket).unwrap().seqs, []);
     let units = backend.limits().units;
     assert!(Bucket::ALL.iter().all(|&b| units[b as usize] > 0));
     let mut step = Step { number: 2, ..Step::default() };
     step.seqs.push(crate::rig::blank(0, 0..0));
-    let error = backend.submit(step).unwrap_err();
+    let error = backend.submit(&step).unwrap_err();
     assert!(error.to_string().contains("0 tokens"), "{error}");
 }

@@ -279,7 +279,7 @@ impl Hand {
             want_drafts,
             logits: ReturnLogits::All,
         });
-        let ticket = self.spy.submit(step).unwrap();
+        let ticket = self.spy.submit(&step).unwrap();
         self.spy.collect(ticket).unwrap();
         self.log.lock().unwrap().last().unwrap().clone()
     }
@@ -323,15 +323,15 @@ fn a_step_that_cannot_draft_is_refused() {
         want_drafts: 3,
         logits: ReturnLogits::No,
     });
-    assert!(b.submit(step.clone()).unwrap_err().to_string().contains("wants 3 drafts, the limit is 2"));
+    assert!(b.submit(&step).unwrap_err().to_string().contains("wants 3 drafts, the limit is 2"));
     step.seqs[0].want_drafts = 2;
     let groups = b.layout().groups.clone();
     let writes = groups.iter().enumerate().filter(|(_, g)| !g.is_sliding());
     step.writes = writes.map(|(g, _)| TableWrite { group: g as u8, index: 0, block: BlockId(g as u32) }).collect();
     step.seqs[0].writes = 0..step.writes.len() as u32;
-    assert!(b.submit(step.clone()).unwrap_err().to_string().contains("block 0 of Window is not mapped"));
+    assert!(b.submit(&step).unwrap_err().to_string().contains("block 0 of Window is not mapped"));
     step.seqs[0].want_drafts = 0;
-    assert!(b.submit(step).is_ok(), "without drafts nothing reads these rows");
+    assert!(b.submit(&step).is_ok(), "without drafts nothing reads these rows");
 }
 
 #[test]

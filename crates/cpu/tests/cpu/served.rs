@@ -179,7 +179,7 @@ fn a_step_with_an_unmapped_block_is_refused_before_anything_is_computed() {
         logits: ReturnLogits::No,
     };
     let step = Step { number: 1, tokens: vec![20; 4], seqs: vec![seq.clone()], ..Step::default() };
-    let error = b.submit(step.clone()).unwrap_err();
+    let error = b.submit(&step).unwrap_err();
     assert!(matches!(&error, BackendError::BadStep { what, .. } if what.contains("not mapped")), "{error}");
     let twice = Step { seqs: vec![seq.clone(), seq], ..step.clone() };
     assert!(b.submit(twice).unwrap_err().to_string().contains("twice"));

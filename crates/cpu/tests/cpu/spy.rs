@@ -68,7 +68,7 @@ impl Backend for Spy {
     fn layout(&self) -> &CacheLayout {
         self.inner.layout()
     }
-    fn submit(&mut self, step: Step) -> Result<Ticket, BackendError> {
+    fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {
         self.step = Some(step.clone());
         self.inner.submit(step)
     }

@@ -45,7 +45,7 @@ fn step(number: u64, start: u32, tokens: Vec<Token>, writes: Vec<TableWrite>) ->
 }
 
 fn compute(backend: &mut SimBackend, step: Step) -> Result<Vec<Token>, String> {
-    let result = backend.submit(step).and_then(|ticket| backend.collect(ticket));
+    let result = backend.submit(&step).and_then(|ticket| backend.collect(ticket));
     match result {
         Ok(result) => Ok(result.seqs.into_iter().next().unwrap().tokens),
         Err(BackendError::BadStep { what, .. }) => Err(what),
@@ -243,7 +243,7 @@ fn two_behind_one_prefix(spoil: impl FnOnce(&mut Vec<TableWrite>)) -> Result<Vec
     both.writes.extend(writes);
     (both.seqs[0].tokens, both.seqs[0].writes) = (0..1, 0..cut);
     (both.seqs[1].tokens, both.seqs[1].writes) = (1..2, cut..both.writes.len() as u32);
-    match backend.submit(both).and_then(|ticket| backend.collect(ticket)) {
+    match backend.submit(&both).and_then(|ticket| backend.collect(ticket)) {
         Ok(result) => Ok(result.seqs.into_iter().flat_map(|s| s.tokens).collect()),
         Err(error) => Err(error.to_string()),
     }

@@ -3,6 +3,7 @@
 // Test code may stop at the first surprise.
 #![allow(clippy::unwrap_used)]
 
+mod allocations;
 mod contract;
 mod cost;
 mod handle;
