@@ -161,6 +161,7 @@ impl Rig {
             sample: Some(Sampling::default()),
             want_drafts: 0,
             logits: ReturnLogits::No,
+            replay: None,
         };
         step.seqs.push(seq);
         self.mapped = true;

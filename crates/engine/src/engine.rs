@@ -19,7 +19,7 @@ use crate::report::PrefixStatus;
 use crate::request::{Event, EventSink, FinishReason, Request, RequestId, SubmitError};
 use crate::scheduler::{Grant, Scheduler};
 use crate::sequence::{Sequence, Waiting};
-use crate::step::{Backend, BackendError, Limits, Seat, SeqStep, Step, StepResult};
+use crate::step::{Backend, BackendError, Limits, ReturnLogits, Seat, SeqStep, Step, StepResult};
 
 /// What an operator chooses; the rest follows from the backend's [`Limits`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +38,9 @@ pub struct EngineOptions {
     pub checkpoint_interval: u32,
     /// Keep a checkpoint in every answer as well, so that the next turn of a conversation need not compute it again.
     pub checkpoint_answers: bool,
+    /// Rebuild windows where the blocks of a prefix are cached and its checkpoint is gone, when that costs less than to
+    /// compute the prefix again.
+    pub replay: bool,
     /// Check all invariants after every step, not only when idle.
     pub paranoid: bool,
 }
@@ -53,6 +56,7 @@ impl Default for EngineOptions {
             prefix_cache: true,
             checkpoint_interval: 8192,
             checkpoint_answers: true,
+            replay: true,
             paranoid: false,
         }
     }
@@ -75,7 +79,7 @@ pub struct Status {
     pub units_promised: Units,
     /// Steps that were submitted.
     pub steps: u64,
-    /// Prompt tokens computed.
+    /// Prompt tokens computed; replayed ones are not counted here.
     pub prompt_tokens: u64,
     /// Tokens generated.
     pub output_tokens: u64,
@@ -134,6 +138,8 @@ impl<B: Backend> Engine<B> {
             on: options.prefix_cache,
             interval: options.checkpoint_interval,
             answers: options.checkpoint_answers,
+            replay: options.replay,
+            drafts: options.drafts > 0,
         };
         let chunk = options.max_chunk_tokens.unwrap_or(u32::MAX).min(limits.step_tokens);
         Engine {
@@ -307,10 +313,11 @@ impl<B: Backend> Engine<B> {
             }
             let sequence = self.seats[grant.seat.0 as usize].as_mut().expect("a step's sequences keep their seats");
             let (was_decoding, outputs, started) = (sequence.is_decoding(), sequence.outputs(), sequence.committed);
+            let replayed = sequence.reuse.replaying(started).is_some();
             let reason = sequence.advance(&grant, result, self.limits.vocab);
             let new = u64::from(sequence.outputs() - outputs);
             self.counters.output_tokens += new;
-            self.counters.prompt_tokens += if was_decoding { 0 } else { u64::from(grant.tokens) };
+            self.counters.prompt_tokens += if was_decoding || replayed { 0 } else { u64::from(grant.tokens) };
             self.counters.drafts_proposed += u64::from(grant.drafts);
             self.counters.drafts_accepted += new.saturating_sub(1);
             self.prefix.commit(sequence, &mut self.pools, started, !was_decoding, self.counters.steps);
@@ -401,6 +408,12 @@ impl<B: Backend> Engine<B> {
         }
     }
 
+    /// Forgets all checkpoints and keeps the blocks of all prefixes, as if windows alone had been evicted: the prompts that
+    /// follow rebuild them. For proofs; what runs is not concerned.
+    pub fn drop_checkpoints(&mut self) {
+        self.prefix.drop_checkpoints(&mut self.pools);
+    }
+
     /// What the engine is doing.
     pub fn status(&self) -> Status {
         Status {
@@ -477,6 +490,7 @@ fn add_to_step(step: &mut Step, sequence: &mut Sequence, grant: &Grant, drafts: 
     step.tokens.extend_from_slice(&sequence.drafts[..grant.drafts as usize]);
     sequence.blocks.take_writes(&mut step.writes);
     let samples = sequence.samples(grant);
+    let replay = sequence.reuse.replaying(sequence.committed);
     step.seqs.push(SeqStep {
         seat: grant.seat,
         fresh: std::mem::take(&mut sequence.fresh),
@@ -487,6 +501,7 @@ fn add_to_step(step: &mut Step, sequence: &mut Sequence, grant: &Grant, drafts: 
         sample: samples.then(|| sequence.sampling.clone()),
         // This step gives at least one token, and the last token needs no draft.
         want_drafts: if samples { drafts.min(sequence.outputs_left().saturating_sub(2)) } else { 0 },
-        logits: sequence.logits,
+        logits: if replay.is_some() { ReturnLogits::No } else { sequence.logits },
+        replay,
     });
 }

@@ -172,6 +172,7 @@ fn a_step_with_an_unmapped_block_is_refused_before_anything_is_computed() {
         sample: None,
         want_drafts: 0,
         logits: ReturnLogits::No,
+        replay: None,
     };
     let step = Step { number: 1, tokens: vec![20; 4], seqs: vec![seq.clone()], ..Step::default() };
     let error = b.submit(step.clone()).unwrap_err();
