@@ -7,6 +7,7 @@ mod contract;
 mod cost;
 mod handle;
 mod prefix;
+mod replay;
 mod requests;
 mod simulation;
 mod world;
