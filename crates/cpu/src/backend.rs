@@ -163,7 +163,8 @@ impl CpuBackend {
             false => Ok(()),
         };
         table.sparse().iter().try_for_each(|&(_, b)| exists(b))?;
-        for index in from / spec.block_tokens..to.div_ceil(spec.block_tokens) {
+        let past = if from < to { to.div_ceil(spec.block_tokens) } else { 0 };
+        for index in from / spec.block_tokens..past {
             let block = table.get(index);
             exists(block.ok_or_else(|| format!("seat {seat}: block {index} of {:?} is not mapped", spec.kind))?)?;
         }

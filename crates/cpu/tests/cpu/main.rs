@@ -5,6 +5,7 @@
 mod drafts;
 mod golden;
 mod invariance;
+mod replay;
 mod rig;
 mod served;
 mod spy;
