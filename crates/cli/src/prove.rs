@@ -50,6 +50,8 @@ struct Way {
     drafts: u32,
     /// Serve the set twice and compare the second time, which finds prefixes of the first.
     again: bool,
+    /// Before that, forget all checkpoints, so that windows are rebuilt. The prompts begin with one long text.
+    forget: bool,
     /// Bytes for the cache.
     cache_bytes: u64,
     /// Instruction set.
@@ -65,6 +67,7 @@ const PLAIN: Way = Way {
     chunk: None,
     drafts: 0,
     again: false,
+    forget: false,
     cache_bytes: 1 << 30,
     level: Level::Avx512,
     threads: 0,
@@ -90,6 +93,8 @@ fn ways() -> Vec<Way> {
         Way { again: true, ..batch("reused prefixes", 256, 64) },
         Way { again: true, drafts: 3, ..batch("reused prefixes, drafts of 3", 64, 8) },
         Way { again: true, cache_bytes: 12 << 20, ..batch("reused prefixes, constant eviction", 128, 4) },
+        Way { again: true, forget: true, ..batch("evicted checkpoints, window replay", 256, 4) },
+        Way { again: true, forget: true, drafts: 3, ..batch("the same, drafts of 3", 100, 4) },
         Way { drafts: 1, ..batch("drafts of 1", 512, 64) },
         Way { drafts: 3, ..batch("drafts of 3, 33 tokens a step", 33, 4) },
         Way { drafts: 7, ..PLAIN.named("drafts of 7, one by one") },
@@ -111,9 +116,9 @@ pub fn run(args: Args) -> Result<()> {
         output::text(&format!("{title}\n\n{}", header()))?;
     }
     let started = Instant::now();
-    let plain = serve(&args.model, &checkpoint, &PLAIN, &requests)?;
+    let plain = serve(&args.model, &checkpoint, &PLAIN, &requests)?.0;
     let mut rows = Vec::new();
-    let mut equal = plain.iter().all(|a| a.failure.is_none());
+    let mut equal = true;
     let mut report = |name: &'static str, c: Comparison, seconds: f64| -> Result<()> {
         if !args.json {
             output::text(&line(name, &c, seconds))?;
@@ -123,11 +128,21 @@ pub fn run(args: Args) -> Result<()> {
         Ok(())
     };
     report("plain", proof::compare(&plain, &plain), started.elapsed().as_secs_f64())?;
+    let (long, started) = (behind_a_triangle(&args, &checkpoint, &requests), Instant::now());
+    let plain_long = serve(&args.model, &checkpoint, &PLAIN, &long)?.0;
+    report("plain, behind one long text", proof::compare(&plain_long, &plain_long), started.elapsed().as_secs_f64())?;
     let drafter = checkpoint.config.num_nextn_predict_layers > 0;
     for way in ways().into_iter().filter(|w| w.drafts == 0 || drafter) {
         let started = Instant::now();
-        let answers = serve(&args.model, &checkpoint, &way, &requests)?;
-        report(way.name, proof::compare(&plain, &answers), started.elapsed().as_secs_f64())?;
+        let (requests, plain) = if way.forget { (&long, &plain_long) } else { (&requests, &plain) };
+        let (answers, replays) = serve(&args.model, &checkpoint, &way, requests)?;
+        if way.forget && replays == 0 {
+            bail!(
+                "\"{}\" rebuilt no window, so it proves nothing; please report this with the model and the seed",
+                way.name
+            );
+        }
+        report(way.name, proof::compare(plain, &answers), started.elapsed().as_secs_f64())?;
     }
     if args.json {
         let rows: Vec<_> = rows
@@ -150,14 +165,24 @@ pub fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Serves the set in one way.
-fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Request]) -> Result<Vec<Answer>> {
+/// A few of the requests behind a text that is longer than what a replay rebuilds: 127 positions per layer and 128 for
+/// the MTP module.
+fn behind_a_triangle(args: &Args, checkpoint: &Checkpoint, requests: &[Request]) -> Vec<Request> {
+    let config = &checkpoint.config;
+    let depth = config.num_hidden_layers * (config.sliding_window as usize - 1) + config.sliding_window as usize;
+    let (length, vocab) = ((depth.next_multiple_of(256) + 256).min(4096), config.vocab_size as u32);
+    let few = &requests[..requests.len().min(4)];
+    proof::behind_one_text(few, args.seed, length, 16.min(vocab - 1), vocab)
+}
+
+/// Serves the set in one way. The answers that are compared, and how many of them needed windows to be rebuilt.
+fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Request]) -> Result<(Vec<Answer>, u64)> {
     simd::set_level(way.level);
     let mut pool = rayon::ThreadPoolBuilder::new();
     if way.threads > 0 {
         pool = pool.num_threads(way.threads);
     }
-    let answers: Result<Vec<Answer>> = pool.build()?.install(|| {
+    let answers: Result<(Vec<Answer>, u64)> = pool.build()?.install(|| {
         let formats = CacheFormats { main: args.kv_cache_dtype, index: args.index_cache_dtype };
         let model = Model::new(checkpoint, args.numerics, formats);
         let options = CpuOptions {
@@ -176,15 +201,18 @@ fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Reque
         };
         let mut engine = Engine::new(CpuBackend::new(model, options)?, engine_options);
         if way.seats == 0 {
-            return Ok(requests
-                .iter()
-                .map(|r| proof::serve(&mut engine, std::slice::from_ref(r), 1).remove(0))
-                .collect());
+            let one = |r: &Request| proof::serve(&mut engine, std::slice::from_ref(r), 1).remove(0);
+            return Ok((requests.iter().map(one).collect(), 0));
         }
         if way.again {
             proof::serve(&mut engine, requests, 2);
         }
-        Ok(proof::serve(&mut engine, requests, 2))
+        if way.forget {
+            engine.drop_checkpoints();
+        }
+        let before = engine.status().prefix.replays;
+        let answers = proof::serve(&mut engine, requests, 2);
+        Ok((answers, engine.status().prefix.replays - before))
     });
     simd::set_level(Level::Avx512);
     answers

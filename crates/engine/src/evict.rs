@@ -250,7 +250,7 @@ mod tests {
     use super::*;
     use crate::blocks::Span;
     use crate::hash;
-    use crate::prefix::Reuse;
+    use crate::prefix::{PrefixOptions, Reuse};
     use crate::report::PrefixEnd;
     use crate::sequence::Sequence;
     use crate::testing::{cache, computed, request, tiny_layout};
@@ -341,6 +341,60 @@ mod tests {
             cache.lookup(&request, &hash::chain(0, &request.prompt)).report.ended_by
         };
         assert_eq!(ended_by, PrefixEnd::CheckpointEvicted { pool: Bucket::Large });
+    }
+
+    /// A cache that rebuilds windows.
+    fn rebuilding() -> PrefixCache {
+        let options = PrefixOptions { on: true, interval: 0, answers: false, replay: true, drafts: false };
+        PrefixCache::new(&tiny_layout(), options)
+    }
+
+    /// Depths at which texts of `token` have checkpoints.
+    fn checkpoints(cache: &PrefixCache, token: u32) -> Vec<u32> {
+        cache
+            .nodes
+            .iter()
+            .filter(|n| n.alive && n.tokens[0] == token && n.checkpoint.is_some())
+            .map(|n| n.depth)
+            .collect()
+    }
+
+    #[test]
+    fn a_long_text_without_a_checkpoint_is_worth_what_a_replay_leaves_of_it() {
+        for replay in [false, true] {
+            let (mut cache, mut pools) = (if replay { rebuilding() } else { cache(0) }, Pools::new([UNITS; 3]));
+            left(&mut cache, &mut pools, 1, 20, &[], 1);
+            left(&mut cache, &mut pools, 2, 1, &[1], 1);
+            squeeze(&mut cache, &mut pools, Bucket::Small, 1);
+            let blocks = (kept(&cache, 1).0, kept(&cache, 2).0);
+            assert_eq!(blocks, if replay { (20, 0) } else { (19, 1) });
+        }
+        // Two blocks without a checkpoint: a replay costs 357 of 512 tokens, 155 are left for two blocks.
+        let (mut cache, mut pools) = (rebuilding(), Pools::new([UNITS; 3]));
+        left(&mut cache, &mut pools, 1, 2, &[], 1);
+        left(&mut cache, &mut pools, 2, 20, &[], 1);
+        squeeze(&mut cache, &mut pools, Bucket::Small, 2);
+        assert_eq!((kept(&cache, 1).0, kept(&cache, 2).0), (0, 20));
+    }
+
+    #[test]
+    fn a_checkpoint_saves_no_more_than_a_replay() {
+        for (replay, first) in [(false, 2), (true, 1)] {
+            let (mut cache, mut pools) = (if replay { rebuilding() } else { cache(0) }, Pools::new([UNITS; 3]));
+            left(&mut cache, &mut pools, 1, 20, &[20], 1);
+            left(&mut cache, &mut pools, 2, 3, &[3], 2);
+            squeeze(&mut cache, &mut pools, Bucket::Large, 1);
+            // Behind 20 blocks and behind 3 it saves one triangle: the one that was used earlier goes. Without replays it
+            // saves the blocks.
+            assert_eq!(
+                (checkpoints(&cache, 1), checkpoints(&cache, 2)).clone(),
+                match first {
+                    1 => (vec![], vec![3]),
+                    _ => (vec![20], vec![]),
+                }
+            );
+            assert_eq!((kept(&cache, 1).0, kept(&cache, 2).0), (20, 3), "the blocks stay");
+        }
     }
 
     #[test]
