@@ -146,6 +146,22 @@ fn mates_in_a_batch_and_their_replays_do_not_concern_each_other() {
     }
 }
 
+/// A checkpoint between the origin and the boundary: its rows stand for those that the triangle leaves out.
+#[test]
+fn a_checkpoint_inside_the_triangle_gives_the_same_bits() {
+    for (at, chunk, drafts) in [(512, 100, 0), (512, 1000, 3), (768, 64, 0)] {
+        let mut engine = engine(4096, Some(chunk), drafts, 0);
+        let text = prompt(1030, 11);
+        let wanted = sampled(text.clone(), 8, 1);
+        let cold = serve(&mut engine, std::slice::from_ref(&wanted)).remove(0);
+        engine.drop_checkpoints();
+        serve(&mut engine, &[sampled(text[..at + 9].to_vec(), 1, 0)]);
+        let (answer, report, _) = serve(&mut engine, &[wanted]).remove(0);
+        assert_eq!((report.cached_tokens as usize, report.replayed_tokens as usize), (at, 1024 - at));
+        assert!(answer == cold.0, "checkpoint at {at}, chunks of {chunk}, {drafts} drafts");
+    }
+}
+
 /// Also the window of the MTP module is that of a cold run: the same drafts at the same positions.
 #[test]
 fn drafts_behind_a_replay_are_those_of_a_cold_run() {
