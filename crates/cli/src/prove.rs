@@ -53,6 +53,8 @@ struct Way {
     drafts: u32,
     /// Serve the set twice and compare the second time, which finds prefixes of the first.
     again: bool,
+    /// Before that, forget all checkpoints, so that windows are rebuilt. The prompts begin with one long text.
+    forget: bool,
     /// Bytes for the cache.
     cache_bytes: u64,
     /// Each request is more urgent than those before it, and finds them at work.
@@ -74,6 +76,7 @@ const PLAIN: Way = Way {
     chunk: None,
     drafts: 0,
     again: false,
+    forget: false,
     cache_bytes: 1 << 30,
     urgent: false,
     spill_bytes: 1 << 30,
@@ -87,6 +90,8 @@ impl Way {
         Way { name, ..self }
     }
 }
+
+const REPLAY: Option<Must> = Some(("window replay", |s| s.prefix.replays));
 
 /// Every way but the plain one.
 fn ways() -> Vec<Way> {
@@ -110,6 +115,8 @@ fn ways() -> Vec<Way> {
             must: Some(("preempted request", |s| s.preempted)),
             ..batch("preemption, state lost, drafts of 1", 64, 2)
         },
+        Way { must: REPLAY, again: true, forget: true, ..batch("evicted checkpoints, window replay", 256, 4) },
+        Way { must: REPLAY, again: true, forget: true, drafts: 3, ..batch("the same, drafts of 3", 100, 4) },
         Way { drafts: 1, ..batch("drafts of 1", 512, 64) },
         Way { drafts: 3, ..batch("drafts of 3, 33 tokens a step", 33, 4) },
         Way { drafts: 7, ..PLAIN.named("drafts of 7, one by one") },
@@ -133,7 +140,7 @@ pub fn run(args: Args) -> Result<()> {
     let started = Instant::now();
     let plain = serve(&args.model, &checkpoint, &PLAIN, &requests)?;
     let mut rows = Vec::new();
-    let mut equal = plain.iter().all(|a| a.failure.is_none());
+    let mut equal = true;
     let mut report = |name: &'static str, c: Comparison, seconds: f64| -> Result<()> {
         if !args.json {
             output::text(&line(name, &c, seconds))?;
@@ -143,11 +150,15 @@ pub fn run(args: Args) -> Result<()> {
         Ok(())
     };
     report("plain", proof::compare(&plain, &plain), started.elapsed().as_secs_f64())?;
+    let (long, started) = (behind_a_triangle(&args, &checkpoint, &requests), Instant::now());
+    let plain_long = serve(&args.model, &checkpoint, &PLAIN, &long)?;
+    report("plain, behind one long text", proof::compare(&plain_long, &plain_long), started.elapsed().as_secs_f64())?;
     let drafter = checkpoint.config.num_nextn_predict_layers > 0;
     for way in ways().into_iter().filter(|w| w.drafts == 0 || drafter) {
         let started = Instant::now();
-        let answers = serve(&args.model, &checkpoint, &way, &requests)?;
-        report(way.name, proof::compare(&plain, &answers), started.elapsed().as_secs_f64())?;
+        let (requests, plain) = if way.forget { (&long, &plain_long) } else { (&requests, &plain) };
+        let answers = serve(&args.model, &checkpoint, &way, requests)?;
+        report(way.name, proof::compare(plain, &answers), started.elapsed().as_secs_f64())?;
     }
     if args.json {
         let rows: Vec<_> = rows
@@ -168,6 +179,16 @@ pub fn run(args: Args) -> Result<()> {
         output::text(&format!("\nNo token and no bit of a logit differs. {:.0} s\n", started.elapsed().as_secs_f64()))?;
     }
     Ok(())
+}
+
+/// A few of the requests behind a text that is longer than what a replay rebuilds: 127 positions per layer and 128 for
+/// the MTP module.
+fn behind_a_triangle(args: &Args, checkpoint: &Checkpoint, requests: &[Request]) -> Vec<Request> {
+    let config = &checkpoint.config;
+    let depth = config.num_hidden_layers * (config.sliding_window as usize - 1) + config.sliding_window as usize;
+    let (length, vocab) = ((depth.next_multiple_of(256) + 256).min(4096), config.vocab_size as u32);
+    let few = &requests[..requests.len().min(4)];
+    proof::behind_one_text(few, args.seed, length, 16.min(vocab - 1), vocab)
 }
 
 /// Serves the set in one way.
@@ -197,14 +218,17 @@ fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Reque
         };
         let mut engine = Engine::new(CpuBackend::new(model, options)?, engine_options);
         if way.seats == 0 {
-            return Ok(requests
-                .iter()
-                .map(|r| proof::serve(&mut engine, std::slice::from_ref(r), 1).remove(0))
-                .collect());
+            let one = |r: &Request| proof::serve(&mut engine, std::slice::from_ref(r), 1).remove(0);
+            return Ok(requests.iter().map(one).collect());
         }
         if way.again {
             proof::serve(&mut engine, requests, 2);
         }
+        if way.forget {
+            engine.drop_checkpoints();
+        }
+        let happened = |engine: &Engine<CpuBackend>| way.must.map_or(0, |(_, count)| count(&engine.status()));
+        let before = happened(&engine);
         let answers = if way.urgent {
             let urgent = |(i, r): (usize, &Request)| Request { priority: -(i as i32), ..r.clone() };
             let requests: Vec<Request> = requests.iter().enumerate().map(urgent).collect();
@@ -212,8 +236,8 @@ fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Reque
         } else {
             proof::serve(&mut engine, requests, 2)
         };
-        if let Some((what, count)) = way.must
-            && count(&engine.status()) == 0
+        if let Some((what, _)) = way.must
+            && happened(&engine) == before
         {
             bail!("{}: there was no {what}, so nothing was proved; ask for more --requests", way.name);
         }

@@ -1,7 +1,7 @@
 //! Tokens per second of the tiny model on this machine's CPU, beside what the machine can do: read bandwidth over a
 //! buffer larger than the caches and fused multiply-adds from registers, measured in the same run. Prints JSON lines.
 //!
-//! `cargo bench -p longwave-cpu` (all), `-- decode`, `-- prefill 32768`, `-- drafts`.
+//! `cargo bench -p longwave-cpu` (all), `-- decode`, `-- prefill 32768`, `-- drafts`, `-- replay 16384`.
 
 use std::time::Instant;
 
@@ -162,12 +162,43 @@ impl Rig {
             sample: Some(Sampling::default()),
             want_drafts: 0,
             logits: ReturnLogits::No,
+            replay: None,
         };
         step.seqs.push(seq);
         self.mapped = true;
         let t = self.backend.submit(&step).expect("a good step");
         self.backend.collect(t).expect("a result");
     }
+}
+
+/// Seconds until the first token behind a prefix of `context` tokens whose blocks are cached and whose checkpoints are
+/// gone, and how many of the tokens were replayed: best of three.
+fn behind_lost_windows(context: u32, replay: bool) -> (f64, u64) {
+    let options = CpuOptions { seats: 1, step_tokens: 512, context: context + 9, cache_bytes: 1 << 30, drafts: 0 };
+    let mut engine = Engine::new(backend(options), EngineOptions { replay, ..EngineOptions::default() });
+    let ask = |engine: &mut Engine<CpuBackend>| {
+        let request = Request {
+            prompt: tokens(context as usize + 1),
+            max_tokens: 1,
+            min_tokens: 0,
+            stop_tokens: Vec::new(),
+            sampling: Sampling::default(),
+            priority: 0,
+            salt: 0,
+            logits: ReturnLogits::No,
+        };
+        let start = Instant::now();
+        engine.submit(request, Box::new(|_: Event| ())).expect("an empty queue");
+        while engine.step() {}
+        start.elapsed().as_secs_f64()
+    };
+    ask(&mut engine);
+    let mut best = f64::MAX;
+    for _ in 0..3 {
+        engine.drop_checkpoints();
+        best = best.min(ask(&mut engine));
+    }
+    (best, engine.status().prefix.replayed_tokens / 3)
 }
 
 fn tokens(n: usize) -> Vec<Token> {
@@ -220,6 +251,13 @@ fn main() {
                 println!("{{\"drafts\":{{\"prompt\":\"{name}\",\"depth\":{depth},\"tokens_s\":{best:.1},{counts}}}}}");
             }
         }
+    }
+    if what == "all" || what == "replay" {
+        let context: u32 = args.get(1).and_then(|a| a.parse().ok()).unwrap_or(16384);
+        let [(again, _), (replay, replayed)] = [false, true].map(|on| behind_lost_windows(context, on));
+        println!(
+            "{{\"replay\":{{\"context\":{context},\"replayed\":{replayed},\"seconds\":{replay:.3},\"computed_again_seconds\":{again:.3}}}}}"
+        );
     }
     if what == "all" || what == "prefill" {
         let lengths: Vec<u32> = args.get(1).and_then(|a| a.parse().ok()).map_or(vec![2048, 8192, 32768], |n| vec![n]);

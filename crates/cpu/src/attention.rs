@@ -9,7 +9,7 @@ use longwave_model::geometry::CacheKind;
 use rayon::prelude::*;
 
 use crate::cache::{Cache, Place};
-use crate::compressors::{self, Target};
+use crate::compressors;
 use crate::forward::{Model, PIECE, Rows, Seen, Tap};
 use crate::numerics::Profile;
 use crate::ops::attend::{self, State, TILE};
@@ -18,6 +18,7 @@ use crate::ops::linear::{linear, linear_rows};
 use crate::ops::norm::rms_norm;
 use crate::ops::rope::Angles;
 use crate::ops::rows::{load_index, load_main, round_index};
+use crate::replay::Kept;
 use crate::scratch::Buffer;
 use crate::weights::{Attention, Indexer};
 use crate::window::{self, WindowRows};
@@ -25,30 +26,60 @@ use crate::window::{self, WindowRows};
 /// Query rows (tokens x heads) that share a tile of entries.
 const ROWS_PER_TASK: usize = 64;
 
-/// Output `[T, D]` for normalised inputs `x` `[T, D]`.
+/// Output `[T, D]` for normalised inputs `x` `[T, D]`; only of the rows that are `kept`, when some are not. Window and
+/// state rows are stored for all.
 pub fn forward(
     model: &Model,
     l: usize,
     a: &Attention,
     x: &[f32],
     seqs: &[Rows],
+    kept: Option<&Kept>,
     cache: &mut Cache,
     tap: &mut Option<Tap>,
 ) -> Buffer {
-    let c = &model.config;
-    let (profile, h, eps) = (model.profile, c.num_attention_heads, c.rms_norm_eps);
-    let t = x.len() / c.hidden_size;
-    let angles = angles(model, a.kind, seqs, t);
-
+    let (d, t) = (model.config.hidden_size, x.len() / model.config.hidden_size);
+    let all = angles(model, a.kind, seqs, t);
     let mut xq = model.scratch.copy(x);
     model.quantise(&mut xq);
-    let mut qr = projected_norm(model, &xq, &a.wq_a, &a.q_norm);
-    let mut kv = keys(model, a, &xq, &angles);
+    let mut kv = keys(model, a, &xq, &all);
+    let window = cache.place(CacheKind::Window, l).expect("every layer has a window");
+    let windows: Vec<WindowRows> =
+        seqs.iter().map(|s| WindowRows::build(model, l, &mut kv, window, s, cache)).collect();
+    if let Some(tap) = tap {
+        tap(l, Seen::Kv(&kv));
+    }
+    compressors::compress(model, l, a, x, seqs, cache);
+    let Some(kept) = kept else { return attend(model, l, a, (x, &xq), &all, &windows, seqs, cache, tap) };
+    if kept.rows.is_empty() {
+        return model.scratch.take(0);
+    }
+    let (x, xq) = (kept.gather(&model.scratch, x, d), kept.gather(&model.scratch, &xq, d));
+    let some = angles(model, a.kind, &kept.seqs, kept.rows.len());
+    attend(model, l, a, (&x, &xq), &some, &windows, &kept.seqs, cache, tap)
+}
+
+/// Queries, indexer, core and output path of inputs `x` `[T, D]`, plain and quantised, whose window rows and entries are
+/// there.
+fn attend(
+    model: &Model,
+    l: usize,
+    a: &Attention,
+    (x, xq): (&[f32], &[f32]),
+    angles: &[Angles],
+    windows: &[WindowRows],
+    seqs: &[Rows],
+    cache: &Cache,
+    tap: &mut Option<Tap>,
+) -> Buffer {
+    let c = &model.config;
+    let (profile, h, eps, t) = (model.profile, c.num_attention_heads, c.rms_norm_eps, angles.len());
+    let mut qr = projected_norm(model, xq, &a.wq_a, &a.q_norm);
     model.quantise(&mut qr);
     let mut q = model.scratch.take(t * h * 512);
     linear(&qr, &a.wq_b, &mut q);
     profile.round(&mut q);
-    q.par_chunks_mut(h * 512).zip(&angles).with_min_len(PIECE).for_each(|(q, angles)| {
+    q.par_chunks_mut(h * 512).zip(angles).with_min_len(PIECE).for_each(|(q, angles)| {
         for head in q.chunks_mut(512) {
             let mut y = [0.0; 512];
             // The reference rounds the normalised head before rotating it, serving rounds once at the end.
@@ -59,36 +90,19 @@ pub fn forward(
         }
     });
 
-    let window = cache.place(CacheKind::Window, l).expect("every layer has a window");
-    let windows: Vec<WindowRows> = seqs.iter().map(|s| WindowRows::build(model, &mut kv, window, s, cache)).collect();
     if let Some(tap) = tap {
         tap(l, Seen::Q(&q));
-        tap(l, Seen::Kv(&kv));
     }
 
-    let compressor =
-        a.compressor.as_ref().map(|comp| (comp, compressors::project(model, x, comp, seqs, a.kind.ratio() as usize)));
-    let mut selected = Vec::new();
-    if let (LayerKind::C4, Some((comp, rows))) = (a.kind, &compressor) {
-        let ix = a.indexer.as_ref().expect("a c4 layer has an indexer");
-        let keys = compressors::project(model, x, &ix.compressor, seqs, 4);
-        for s in seqs {
-            compressors::step4(model, l, comp, Target::Main, rows, s, cache);
-            compressors::step4(model, l, &ix.compressor, Target::Index, &keys, s, cache);
-        }
-        selected = select(model, l, ix, x, &qr, &angles, seqs, cache, tap);
-    }
-    if let (LayerKind::C128, Some((comp, rows))) = (a.kind, &compressor) {
-        for s in seqs {
-            compressors::step128(model, l, comp, rows, s, cache);
-        }
-    }
-
-    let mut o = core(model, l, a, &q, &windows, &selected, seqs, cache);
+    let selected = match &a.indexer {
+        Some(ix) => select(model, l, ix, x, &qr, angles, seqs, cache, tap),
+        None => Vec::new(),
+    };
+    let mut o = core(model, l, a, &q, windows, &selected, seqs, cache);
     if let Some(tap) = tap {
         tap(l, Seen::Attn(&o));
     }
-    o.par_chunks_mut(h * 512).zip(&angles).with_min_len(PIECE).for_each(|(o, angles)| {
+    o.par_chunks_mut(h * 512).zip(angles).with_min_len(PIECE).for_each(|(o, angles)| {
         for head in o.chunks_mut(512) {
             profile.round(head);
             angles.rotate_back(head);

@@ -147,11 +147,17 @@ impl CpuBackend {
             let most = self.limits.drafts;
             return Err(format!("seat {} wants {} drafts, the limit is {most}", seq.seat.0, seq.want_drafts));
         }
+        if seq.replay.is_some() && (seq.sample.is_some() || seq.want_drafts > 0 || seq.logits != ReturnLogits::No) {
+            return Err(format!("seat {}: a replay gives no tokens, drafts or logits", seq.seat.0));
+        }
         for (g, spec) in self.cache.layout().groups.iter().enumerate() {
             // Long-lived entries are read from the beginning and written up to the end; windows are read from the first
             // row that is still needed.
             if spec.is_sliding() {
-                self.check_blocks(seq, g, spec.retention.first_needed(seq.start), seq.start)?;
+                // Of a replay, no layer has rows before the lowest one does.
+                let oldest = seq.replay.map_or(0, |r| r.first(spec.layers[0], self.model.config.sliding_window - 1));
+                let first = spec.retention.first_needed(seq.start).max(oldest);
+                self.check_blocks(seq, g, first.min(seq.start), seq.start)?;
             } else {
                 self.check_blocks(seq, g, 0, end)?;
             }
@@ -173,7 +179,8 @@ impl CpuBackend {
             false => Ok(()),
         };
         table.sparse().iter().try_for_each(|&(_, b)| exists(b))?;
-        for index in from / spec.block_tokens..to.div_ceil(spec.block_tokens) {
+        let past = if from < to { to.div_ceil(spec.block_tokens) } else { 0 };
+        for index in from / spec.block_tokens..past {
             let block = table.get(index);
             exists(block.ok_or_else(|| format!("seat {seat}: block {index} of {:?} is not mapped", spec.kind))?)?;
         }
@@ -190,7 +197,10 @@ impl CpuBackend {
         for s in &step.seqs {
             let range = from..from + s.tokens.len();
             from = range.end;
-            rows.push(Rows::new(range, s.start, s.drafts, SeqTables::new(&self.tables, s.seat)));
+            rows.push(Rows {
+                replay: s.replay,
+                ..Rows::new(range, s.start, s.drafts, SeqTables::new(&self.tables, s.seat))
+            });
         }
         let streams = self.model.trunk(&tokens, &rows, &mut self.cache, None);
 

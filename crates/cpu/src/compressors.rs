@@ -3,7 +3,8 @@
 //! Rows of the step live in a buffer that belongs to the step; earlier rows come from the state pages. A row is stored
 //! only if its block is in the table (ARCHITECTURE.md, "Cache design").
 
-use longwave_model::geometry::{C128_HEADER_BYTES, CacheKind, MAX_DRAFTS};
+use longwave_model::config::LayerKind;
+use longwave_model::geometry::{C128_HEADER_BYTES, CacheKind, IndexFormat, MAX_DRAFTS};
 
 use crate::cache::{Cache, Place};
 use crate::forward::{Model, Rows};
@@ -11,18 +12,44 @@ use crate::ops::compress::{self, Row, Running};
 use crate::ops::hadamard::hadamard;
 use crate::ops::linear::linear;
 use crate::ops::rows::{load_f32, store_f32, store_index, store_main};
+use crate::replay::Kept;
 use crate::scratch::Buffer;
-use crate::weights::Compressor;
-use longwave_model::IndexFormat;
+use crate::weights::{Attention, Compressor};
+
+/// Stores what inputs `x` `[T, D]` of a layer leave in its compressors: entries of groups that close, state rows.
+pub fn compress(model: &Model, l: usize, a: &Attention, x: &[f32], seqs: &[Rows], cache: &mut Cache) {
+    let Some(comp) = &a.compressor else { return };
+    // A replay has all entries and leaves state where it ends: the previous and the open group of four. It ends at a
+    // multiple of 128, or another part of it follows: no c128 state of it is ever read.
+    let first = |s: &Rows| if a.kind == LayerKind::C4 { (s.end() - s.end() % 4).saturating_sub(4) } else { s.end() };
+    if let Some(kept) = Kept::new(seqs, first) {
+        if !kept.rows.is_empty() {
+            let x = kept.gather(&model.scratch, x, model.config.hidden_size);
+            compress(model, l, a, &x, &kept.seqs, cache);
+        }
+        return;
+    }
+    let rows = project(model, x, comp, seqs, a.kind.ratio() as usize);
+    match &a.indexer {
+        Some(ix) => {
+            let keys = project(model, x, &ix.compressor, seqs, 4);
+            for s in seqs {
+                step4(model, l, comp, Target::Main, &rows, s, cache);
+                step4(model, l, &ix.compressor, Target::Index, &keys, s, cache);
+            }
+        }
+        None => seqs.iter().filter(|s| s.replay.is_none()).for_each(|s| step128(model, l, comp, &rows, s, cache)),
+    }
+}
 
 /// Compressor rows of a batch: `[T, 2n]`, values then scores with ape, `n = c * w`.
-pub struct CompressorRows {
+struct CompressorRows {
     data: Buffer,
     width: usize,
 }
 
 /// Projects `x` `[T, D]` and adds the positional bias of each row's absolute position.
-pub fn project(model: &Model, x: &[f32], c: &Compressor, seqs: &[Rows], ratio: usize) -> CompressorRows {
+fn project(model: &Model, x: &[f32], c: &Compressor, seqs: &[Rows], ratio: usize) -> CompressorRows {
     let (n, d) = c.wkv.shape();
     let t = x.len() / d;
     let (mut values, mut scores) = (model.scratch.take(t * n), model.scratch.take(t * n));
@@ -49,7 +76,7 @@ impl CompressorRows {
 }
 
 /// Where a ratio-4 compressor's entries go.
-pub enum Target {
+enum Target {
     /// c4 main entries.
     Main,
     /// Index keys.
@@ -57,21 +84,38 @@ pub enum Target {
 }
 
 /// Ratio 4: closes every group that ends in this step, then stores the state rows.
-pub fn step4(
-    model: &Model,
-    l: usize,
-    c: &Compressor,
-    target: Target,
-    rows: &CompressorRows,
-    s: &Rows,
-    cache: &mut Cache,
-) {
+fn step4(model: &Model, l: usize, c: &Compressor, target: Target, rows: &CompressorRows, s: &Rows, cache: &mut Cache) {
     let (state, entries) = match target {
         Target::Main => (CacheKind::C4State, CacheKind::C4Main),
         Target::Index => (CacheKind::IndexState, CacheKind::C4Index),
     };
     let state = cache.place(state, l).expect("a c4 layer has compressor state");
     let entries = cache.place(entries, l).expect("a c4 layer has entries");
+    if s.replay.is_none() {
+        close4(model, c, target, rows, s, state, entries, cache);
+    }
+    for p in s.start..s.end() {
+        if let Some(block) = s.tables.block(state, p) {
+            let at = (p % state.block_tokens) as usize * rows.width * 4;
+            store_f32(
+                rows.row(s.rows.start + (p - s.start) as usize),
+                &mut cache.page_mut(state, block)[at..at + rows.width * 4],
+            );
+        }
+    }
+}
+
+/// Writes the entries of groups of four that end in this step.
+fn close4(
+    model: &Model,
+    c: &Compressor,
+    target: Target,
+    rows: &CompressorRows,
+    s: &Rows,
+    state: Place,
+    entries: Place,
+    cache: &mut Cache,
+) {
     let w = rows.width / 4;
 
     // Earlier rows that groups of this step still need: the previous complete group and the open one.
@@ -103,15 +147,6 @@ pub fn step4(
                 rotate_index(model, &mut u);
                 store_index(model.formats.index, &u, page, slot, entries.rows);
             }
-        }
-    }
-    for p in s.start..s.end() {
-        if let Some(block) = s.tables.block(state, p) {
-            let at = (p % state.block_tokens) as usize * rows.width * 4;
-            store_f32(
-                rows.row(s.rows.start + (p - s.start) as usize),
-                &mut cache.page_mut(state, block)[at..at + rows.width * 4],
-            );
         }
     }
 }
@@ -147,7 +182,7 @@ const ROW_BYTES: usize = 1024 * 4;
 
 /// Ratio 128: folds the committed rows into the open group's sums, keeps draft rows apart, writes entries of groups that
 /// close (those that close inside the drafts are overwritten should the drafts be rejected).
-pub fn step128(model: &Model, l: usize, c: &Compressor, rows: &CompressorRows, s: &Rows, cache: &mut Cache) {
+fn step128(model: &Model, l: usize, c: &Compressor, rows: &CompressorRows, s: &Rows, cache: &mut Cache) {
     let state = cache.place(CacheKind::C128State, l).expect("a c128 layer has compressor state");
     let entries = cache.place(CacheKind::C128Main, l).expect("a c128 layer has entries");
     let committed = s.end() - s.drafts;

@@ -49,6 +49,11 @@ pub struct Turn<'a> {
 }
 
 impl Turn<'_> {
+    /// First position whose final streams are exact.
+    fn exact(&self, model: &Model) -> u32 {
+        self.rows.replay.map_or(0, |_| self.rows.oldest_in(model.config.num_hidden_layers, &model.config))
+    }
+
     /// Row of the batch that holds `position`.
     fn row(&self, position: u32) -> usize {
         self.rows.rows.start + (position - self.rows.start) as usize
@@ -69,6 +74,10 @@ impl Drafter {
         self.fill(model, cache, turns, streams);
         for t in turns {
             let (seat, row) = (t.seat.0 as usize, t.row(t.committed - 1));
+            if t.committed <= t.exact(model) {
+                self.next[seat] = 0;
+                continue;
+            }
             self.hidden[seat * self.width..][..self.width].copy_from_slice(&streams[row * self.width..][..self.width]);
             self.next[seat] = t.committed;
         }
@@ -84,7 +93,9 @@ impl Drafter {
         for t in turns {
             // One entry of `seqs` per run of mapped positions.
             let mut in_run = false;
-            for p in t.rows.start.max(1)..t.committed {
+            // A replay has no streams before the last layer's outputs are exact.
+            let first = t.exact(model).saturating_add(1).max(t.rows.start.max(1));
+            for p in first..t.committed {
                 let mapped = t.rows.tables.block(place, p).is_some();
                 if mapped {
                     match seqs.last_mut().filter(|_| in_run) {

@@ -3,9 +3,10 @@
 //! Tokens of all sequences are rows of one batch. Row-wise steps run over the batch; attention and compressors run per
 //! sequence. No value depends on which other rows are present.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
-use longwave_engine::step::Token;
+use longwave_engine::step::{Replay, Token};
 use longwave_model::{CacheFormats, Checkpoint, ModelConfig};
 use rayon::prelude::*;
 
@@ -15,6 +16,7 @@ use crate::ops::linear::{embed, linear};
 use crate::ops::mhc::{self, Mix};
 use crate::ops::norm::rms_norm;
 use crate::ops::rope::Frequencies;
+use crate::replay::{self, Kept};
 use crate::scratch::{Buffer, Scratch};
 use crate::weights::{Block, Mixer, Weights};
 use crate::{attention, moe};
@@ -46,6 +48,8 @@ pub struct Rows<'a> {
     pub tables: SeqTables<'a>,
     /// First position that has a window row.
     pub oldest: u32,
+    /// These positions only rebuild windows and state: each layer has rows from [`Rows::oldest_in`] on.
+    pub replay: Option<Replay>,
     /// In a drafting pass: window rows `[n, 512]` of the `n` positions before `start`, which no block holds. The rows of
     /// such a pass are not stored either.
     pub ahead: Option<&'a [f32]>,
@@ -54,7 +58,12 @@ pub struct Rows<'a> {
 impl<'a> Rows<'a> {
     /// Rows of a sequence whose positions all have window rows and whose rows are stored where they are mapped.
     pub fn new(rows: Range<usize>, start: u32, drafts: u32, tables: SeqTables<'a>) -> Rows<'a> {
-        Rows { rows, start, drafts, tables, oldest: 0, ahead: None }
+        Rows { rows, start, drafts, tables, oldest: 0, replay: None, ahead: None }
+    }
+
+    /// First position that has a window row in a layer.
+    pub fn oldest_in(&self, layer: usize, config: &ModelConfig) -> u32 {
+        self.replay.map_or(self.oldest, |r| r.first(layer as u32, config.sliding_window - 1))
     }
 
     /// Position after the last row.
@@ -99,7 +108,8 @@ impl Model {
         }
     }
 
-    /// Runs the main layers over `tokens` and returns the streams `[T, 4, D]`; the cache receives the rows.
+    /// Runs the main layers over `tokens` and returns the streams `[T, 4, D]`; the cache receives the rows. Streams of
+    /// positions that a replay left behind are zeros.
     pub fn trunk(&self, tokens: &[Token], seqs: &[Rows], cache: &mut Cache, tap: Option<Tap>) -> Buffer {
         let d = self.config.hidden_size;
         let mut x = self.scratch.take(tokens.len() * 4 * d);
@@ -110,10 +120,24 @@ impl Model {
             }
         });
         let mut tap = tap;
+        // What is left of the batch, once a replay dropped rows.
+        let mut left: Option<(Vec<Token>, Vec<Rows>)> = None;
         for (l, block) in self.weights.layers.iter().enumerate() {
-            self.block(l, block, tokens, &mut x, seqs, cache, &mut tap);
+            let (tokens, seqs) = left.as_ref().map_or((tokens, seqs), |(t, s)| (t, s));
+            let kept = Kept::at_layer(seqs, l + 1, &self.config);
+            self.block(l, block, tokens, &mut x, seqs, kept.as_ref(), cache, &mut tap);
+            left = match kept {
+                Some(kept) => Some((kept.pick(tokens), kept.seqs)),
+                None => left,
+            };
+            if x.is_empty() {
+                break;
+            }
         }
-        x
+        match left {
+            Some((_, rows)) => replay::spread(&self.scratch, &x, 4 * d, &rows, seqs),
+            None => x,
+        }
     }
 
     /// Normalised hidden states `[n, D]` of the given rows of the streams.
@@ -143,22 +167,32 @@ impl Model {
         out
     }
 
-    /// One block, in place on the streams.
+    /// One block, in place on the streams. Of rows that are not among the `kept` only window and state rows are computed,
+    /// and their streams go.
     pub(crate) fn block(
         &self,
         l: usize,
         b: &Block,
         tokens: &[Token],
-        x: &mut [f32],
+        x: &mut Buffer,
         seqs: &[Rows],
+        kept: Option<&Kept>,
         cache: &mut Cache,
         tap: &mut Option<Tap>,
     ) {
         let (a, mixes) = self.hc_in(x, &b.hc_attn, &b.attn_norm);
-        let y = attention::forward(self, l, &b.attn, &a, seqs, cache, tap);
+        let y = attention::forward(self, l, &b.attn, &a, seqs, kept, cache, tap);
+        let (mut mixes, mut tokens) = (mixes, Cow::Borrowed(tokens));
+        if let Some(kept) = kept {
+            *x = kept.gather(&self.scratch, x, 4 * self.config.hidden_size);
+            (mixes, tokens) = (kept.pick(&mixes), Cow::Owned(kept.pick(&tokens)));
+            if x.is_empty() {
+                return;
+            }
+        }
         self.hc_out(x, &y, &mixes);
         let (f, mixes) = self.hc_in(x, &b.hc_ffn, &b.ffn_norm);
-        let y = moe::forward(self, &b.moe, &f, tokens);
+        let y = moe::forward(self, &b.moe, &f, &tokens);
         self.hc_out(x, &y, &mixes);
         if let Some(tap) = tap {
             tap(l, Seen::Streams(x));

@@ -18,5 +18,6 @@ mod compressors;
 mod drafts;
 mod moe;
 mod mtp;
+mod replay;
 mod window;
 mod work;

@@ -36,7 +36,7 @@ impl Model {
         mut tap: Option<Tap>,
     ) -> Buffer {
         let mut x = self.mtp_input(streams, next);
-        self.block(self.config.num_hidden_layers, &self.module().block, next, &mut x, seqs, cache, &mut tap);
+        self.block(self.config.num_hidden_layers, &self.module().block, next, &mut x, seqs, None, cache, &mut tap);
         x
     }
 

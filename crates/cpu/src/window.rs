@@ -21,8 +21,9 @@ pub struct WindowRows {
 
 impl WindowRows {
     /// Stores the step's rows (in `kv`, which becomes what was stored) and reads the earlier ones from their pages.
-    pub fn build(model: &Model, kv: &mut [f32], place: Place, s: &Rows, cache: &mut Cache) -> WindowRows {
-        let from = s.start.saturating_sub(model.config.sliding_window - 1).max(s.oldest);
+    pub fn build(model: &Model, l: usize, kv: &mut [f32], place: Place, s: &Rows, cache: &mut Cache) -> WindowRows {
+        let oldest = s.oldest_in(l, &model.config);
+        let from = s.start.saturating_sub(model.config.sliding_window - 1).max(oldest).min(s.start);
         let first = from - from % TILE as u32;
         let mut rows = model.scratch.take((s.end() - first) as usize * 512);
         // Rows before the window are in the first tile but never visible.
@@ -38,7 +39,7 @@ impl WindowRows {
         store(model, kv, place, s, cache);
         let own = &kv[s.rows.start * 512..s.rows.end * 512];
         rows[(s.start - first) as usize * 512..].copy_from_slice(own);
-        WindowRows { first, oldest: s.oldest, rows }
+        WindowRows { first, oldest, rows }
     }
 }
 

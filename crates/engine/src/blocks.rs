@@ -31,6 +31,8 @@ pub(crate) struct SequenceBlocks {
     groups: Vec<Vec<(u32, BlockId)>>,
     /// Changes since the last step of this sequence.
     writes: Vec<TableWrite>,
+    /// First position that has window and state rows; later than 0 when a replay began there without a checkpoint.
+    oldest: u32,
 }
 
 impl SequenceBlocks {
@@ -42,7 +44,13 @@ impl SequenceBlocks {
         SequenceBlocks {
             groups: layout.groups.iter().map(|g| Vec::with_capacity(room(g) as usize)).collect(),
             writes: Vec::with_capacity(64),
+            oldest: 0,
         }
+    }
+
+    /// Says that no window and state row exists before `position`.
+    pub fn begin_at(&mut self, position: u32) {
+        self.oldest = position;
     }
 
     /// Maps what the step over `span` stores. Blocks that it only reads are mapped already.
@@ -67,7 +75,7 @@ impl SequenceBlocks {
     fn unmapped(&self, group: usize, spec: &GroupSpec, span: Span) -> Range<u32> {
         assert!(span.start + span.drafts < span.end, "a step holds at least one token that is no draft: {span:?}");
         // The earliest position that can be next once drafts are rejected; 0 in long-lived groups.
-        let first = spec.retention.first_needed(span.end - span.drafts);
+        let first = self.first_needed(spec, span.end - span.drafts);
         if first >= span.end {
             return 0..0;
         }
@@ -88,6 +96,12 @@ impl SequenceBlocks {
     /// Mapped blocks of a group, ascending by index.
     pub fn of(&self, group: usize) -> &[(u32, BlockId)] {
         &self.groups[group]
+    }
+
+    /// First position of a group that position `next` reads.
+    fn first_needed(&self, spec: &GroupSpec, next: u32) -> u32 {
+        let first = spec.retention.first_needed(next);
+        if spec.is_sliding() { first.max(self.oldest) } else { first }
     }
 
     /// Maps a block that the prefix cache holds, behind those that are mapped. It is read and never written.
@@ -168,7 +182,7 @@ impl SequenceBlocks {
             if self.groups[id].windows(2).any(|w| w[1].0 != w[0].0 + 1) {
                 return Err(format!("group {id} has a hole: {:?}", self.groups[id]));
             }
-            let first = spec.retention.first_needed(committed);
+            let first = self.first_needed(spec, committed);
             if first >= committed {
                 continue;
             }

@@ -18,7 +18,7 @@ use crate::request::{Event, EventSink, FinishReason, Request, RequestId, SubmitE
 use crate::scheduler::{Grant, Scheduler};
 use crate::seating::{PRIORITY_STEPS, Place};
 use crate::sequence::{Sequence, Waiting};
-use crate::step::{Backend, BackendError, Limits, Seat, SeqStep, Step, StepResult};
+use crate::step::{Backend, BackendError, Limits, ReturnLogits, Seat, SeqStep, Step, StepResult};
 
 /// What an operator chooses; the rest follows from the backend's [`Limits`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +42,9 @@ pub struct EngineOptions {
     pub spill_bytes: u64,
     /// Without a completed step for this long, health is bad and waiting requests fail; 0 s waits for ever.
     pub stall_after: std::time::Duration,
+    /// Rebuild windows where the blocks of a prefix are cached and its checkpoint is gone, when that costs less than to
+    /// compute the prefix again.
+    pub replay: bool,
     /// Check all invariants after every step, not only when idle.
     pub paranoid: bool,
 }
@@ -59,6 +62,7 @@ impl Default for EngineOptions {
             checkpoint_answers: true,
             spill_bytes: 1 << 30,
             stall_after: std::time::Duration::from_secs(300),
+            replay: true,
             paranoid: false,
         }
     }
@@ -81,7 +85,7 @@ pub struct Status {
     pub units_promised: Units,
     /// Steps that were submitted.
     pub steps: u64,
-    /// Prompt tokens computed.
+    /// Prompt tokens computed; replayed ones are not counted here.
     pub prompt_tokens: u64,
     /// Tokens generated.
     pub output_tokens: u64,
@@ -193,6 +197,8 @@ impl<B: Backend> Engine<B> {
             on: options.prefix_cache,
             interval: options.checkpoint_interval,
             answers: options.checkpoint_answers,
+            replay: options.replay,
+            drafts: options.drafts > 0,
         };
         let chunk = options.max_chunk_tokens.unwrap_or(u32::MAX).min(limits.step_tokens);
         Engine {
@@ -330,10 +336,11 @@ impl<B: Backend> Engine<B> {
             }
             let sequence = self.seats[grant.seat.0 as usize].as_mut().expect("a step's sequences keep their seats");
             let (was_decoding, outputs, started) = (sequence.is_decoding(), sequence.outputs(), sequence.committed);
+            let replayed = sequence.reuse.replaying(started).is_some();
             let reason = sequence.advance(&grant, result, self.limits.vocab);
             let new = u64::from(sequence.outputs() - outputs);
             self.counters.output_tokens += new;
-            self.counters.prompt_tokens += if was_decoding { 0 } else { u64::from(grant.tokens) };
+            self.counters.prompt_tokens += if was_decoding || replayed { 0 } else { u64::from(grant.tokens) };
             for place in 0..grant.drafts as usize {
                 self.counters.drafts_proposed[place] += 1;
                 self.counters.drafts_accepted[place] += u64::from(place as u64 + 1 < new);
@@ -428,6 +435,12 @@ impl<B: Backend> Engine<B> {
         }
     }
 
+    /// Forgets all checkpoints and keeps the blocks of all prefixes, as if windows alone had been evicted: the prompts that
+    /// follow rebuild them. For proofs; what runs is not concerned.
+    pub fn drop_checkpoints(&mut self) {
+        self.prefix.drop_checkpoints(&mut self.pools);
+    }
+
     /// What the engine is doing.
     pub fn status(&self) -> Status {
         Status {
@@ -516,6 +529,7 @@ fn add_to_step(step: &mut Step, sequence: &mut Sequence, grant: &Grant, drafts: 
         step.history.extend_from_slice(&sequence.tokens[..start]);
         from..step.history.len() as u32
     });
+    let replay = sequence.reuse.replaying(sequence.committed);
     step.seqs.push(SeqStep {
         seat: grant.seat,
         fresh: std::mem::take(&mut sequence.fresh),
@@ -527,6 +541,7 @@ fn add_to_step(step: &mut Step, sequence: &mut Sequence, grant: &Grant, drafts: 
         sample: samples.then(|| sequence.sampling.clone()),
         // This step gives at least one token, and the last token needs no draft.
         want_drafts: if samples { drafts.min(sequence.outputs_left().saturating_sub(2)) } else { 0 },
-        logits: sequence.logits,
+        logits: if replay.is_some() { ReturnLogits::No } else { sequence.logits },
+        replay,
     });
 }

@@ -1,11 +1,14 @@
 //! Making room: which cached entries go when a pool has no free unit.
 //!
 //! An entry is worth the tokens that would be computed again without it, per byte, halved with every
-//! [`HALF_LIFE_STEPS`] since its last use. A checkpoint saves the distance to the checkpoint before it on its path. A
-//! leaf with a checkpoint saves the same: without it, it and the nodes that only lead to it are worth nothing; a leaf
-//! without one saves nothing and goes first. A checkpoint that the only text behind it has passed counts for
-//! [`PASSED_SHARE`] of that: most prompts go on where a text ended or where texts part. Only entries with an idle unit in the pool in need are touched, and never
-//! a unit that a running sequence maps. Assumes what `prefix.rs` keeps true: nodes in no table have no children in one.
+//! [`HALF_LIFE_STEPS`] since its last use. Without a checkpoint, a boundary costs what it takes to rebuild its windows: the
+//! distance to the checkpoint before it on its path or, far behind one, the tokens of a replay (`replay.rs`). That is what
+//! a checkpoint saves. A leaf, with the nodes that only lead to it, saves the computing of their tokens, less the replay
+//! that it takes to go on behind it when it has no checkpoint; without replays such a leaf is worth nothing. Where the
+//! nodes are worth less per byte than their checkpoint, it is worth no more than they are with it: it goes first.
+//! A checkpoint that the only text behind it has passed counts for [`PASSED_SHARE`] of its worth: most prompts go on where
+//! a text ended or where texts part. Only entries with an idle unit in the pool in need are touched, and never a unit that
+//! a running sequence maps. Assumes what `prefix.rs` keeps true: nodes in no table have no children in one.
 
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
@@ -179,13 +182,31 @@ impl PrefixCache {
             return None;
         }
         let Place { saved, chain } = places[id.0 as usize];
-        let tokens = if node.checkpoint.is_some() { f64::from(saved * LOGICAL_BLOCK) } else { 0.0 };
-        let share = if node.children.len() == 1 { PASSED_SHARE } else { 1.0 };
-        let nodes = if leaf { chain } else { 0 };
-        let checkpoint = if node.checkpoint.is_some() { self.layout.checkpoint_units() } else { [0; 3] };
+        let has_checkpoint = node.checkpoint.is_some();
+        let checkpoint = if has_checkpoint { self.layout.checkpoint_units() } else { [0; 3] };
         let long = self.layout.long_lived_units();
-        let bytes = self.layout.bytes([0, 1, 2].map(|i| long[i] * nodes + checkpoint[i]));
-        Some(Candidate { worth: worth(tokens * share, bytes, last_use), last_use, kind, depth: node.depth, id })
+        let bytes = |nodes: u32| self.layout.bytes([0, 1, 2].map(|i| long[i] * nodes + checkpoint[i]));
+        // The nodes of a leaf and its checkpoint, if it has one, together.
+        let all = || {
+            let without = chain * LOGICAL_BLOCK + self.rebuild_tokens(saved - chain);
+            let with = if has_checkpoint { 0 } else { self.rebuild_tokens(saved) };
+            worth(f64::from(without - with), bytes(chain), last_use)
+        };
+        let worth = match kind {
+            Ghost::Node => all(),
+            Ghost::Checkpoint => {
+                let share = if node.children.len() == 1 { PASSED_SHARE } else { 1.0 };
+                let alone = worth(f64::from(self.rebuild_tokens(saved)) * share, bytes(0), last_use);
+                if leaf { alone.min(all()) } else { alone }
+            }
+        };
+        Some(Candidate { worth, last_use, kind, depth: node.depth, id })
+    }
+
+    /// Tokens that it costs to go on at a boundary without a checkpoint, `blocks` behind the last one.
+    fn rebuild_tokens(&self, blocks: u32) -> u32 {
+        let distance = blocks * LOGICAL_BLOCK;
+        self.triangle.map_or(distance, |t| t.tokens(distance))
     }
 
     /// Takes an entry out, unless it went already. Whether it did.
@@ -229,7 +250,7 @@ mod tests {
     use super::*;
     use crate::blocks::Span;
     use crate::hash;
-    use crate::prefix::Reuse;
+    use crate::prefix::{PrefixOptions, Reuse};
     use crate::report::PrefixEnd;
     use crate::sequence::Sequence;
     use crate::testing::{cache, computed, request, tiny_layout};
@@ -320,6 +341,60 @@ mod tests {
             cache.lookup(&request, &hash::chain(0, &request.prompt)).report.ended_by
         };
         assert_eq!(ended_by, PrefixEnd::CheckpointEvicted { pool: Bucket::Large });
+    }
+
+    /// A cache that rebuilds windows.
+    fn rebuilding() -> PrefixCache {
+        let options = PrefixOptions { on: true, interval: 0, answers: false, replay: true, drafts: false };
+        PrefixCache::new(&tiny_layout(), options)
+    }
+
+    /// Depths at which texts of `token` have checkpoints.
+    fn checkpoints(cache: &PrefixCache, token: u32) -> Vec<u32> {
+        cache
+            .nodes
+            .iter()
+            .filter(|n| n.alive && n.tokens[0] == token && n.checkpoint.is_some())
+            .map(|n| n.depth)
+            .collect()
+    }
+
+    #[test]
+    fn a_long_text_without_a_checkpoint_is_worth_what_a_replay_leaves_of_it() {
+        for replay in [false, true] {
+            let (mut cache, mut pools) = (if replay { rebuilding() } else { cache(0) }, Pools::new([UNITS; 3]));
+            left(&mut cache, &mut pools, 1, 20, &[], 1);
+            left(&mut cache, &mut pools, 2, 1, &[1], 1);
+            squeeze(&mut cache, &mut pools, Bucket::Small, 1);
+            let blocks = (kept(&cache, 1).0, kept(&cache, 2).0);
+            assert_eq!(blocks, if replay { (20, 0) } else { (19, 1) });
+        }
+        // Two blocks without a checkpoint: a replay costs 357 of 512 tokens, 155 are left for two blocks.
+        let (mut cache, mut pools) = (rebuilding(), Pools::new([UNITS; 3]));
+        left(&mut cache, &mut pools, 1, 2, &[], 1);
+        left(&mut cache, &mut pools, 2, 20, &[], 1);
+        squeeze(&mut cache, &mut pools, Bucket::Small, 2);
+        assert_eq!((kept(&cache, 1).0, kept(&cache, 2).0), (0, 20));
+    }
+
+    #[test]
+    fn a_checkpoint_saves_no_more_than_a_replay() {
+        for (replay, first) in [(false, 2), (true, 1)] {
+            let (mut cache, mut pools) = (if replay { rebuilding() } else { cache(0) }, Pools::new([UNITS; 3]));
+            left(&mut cache, &mut pools, 1, 20, &[20], 1);
+            left(&mut cache, &mut pools, 2, 3, &[3], 2);
+            squeeze(&mut cache, &mut pools, Bucket::Large, 1);
+            // Behind 20 blocks and behind 3 it saves one triangle: the one that was used earlier goes. Without replays it
+            // saves the blocks.
+            assert_eq!(
+                (checkpoints(&cache, 1), checkpoints(&cache, 2)).clone(),
+                match first {
+                    1 => (vec![], vec![3]),
+                    _ => (vec![20], vec![]),
+                }
+            );
+            assert_eq!((kept(&cache, 1).0, kept(&cache, 2).0), (20, 3), "the blocks stay");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub mod engine;
 pub mod handle;
 pub mod pool;
 pub mod proof;
+pub mod replay;
 pub mod report;
 pub mod request;
 pub mod sim;

@@ -2,7 +2,8 @@
 //!
 //! A *node* is one block of 256 tokens behind its parent: the tokens themselves and one long-lived block per group. A
 //! *checkpoint* hangs on a node and holds what the sliding groups need to go on behind it; the c128 state is empty there.
-//! Nodes and checkpoints live and die separately (`evict.rs`). A prompt starts at the longest boundary that has both.
+//! Nodes and checkpoints live and die separately (`evict.rs`). A prompt starts at the longest boundary that has both, or
+//! replays some tokens before the longest boundary that has nodes, whichever is cheaper (`replay.rs`).
 //!
 //! Assumes equal contents for equal texts, bit for bit: so a block that is computed a second time is dropped for the
 //! cached one. It follows that a running sequence maps the blocks of every node on its path, and that nodes which nobody
@@ -18,10 +19,11 @@ use crate::blocks::SequenceBlocks;
 use crate::evict::{Ghost, Ghosts};
 use crate::hash::{BLOCK, BlockHash};
 use crate::pool::{Pools, Units};
+use crate::replay::Triangle;
 use crate::report::{PrefixEnd, PrefixReport, PrefixStatus};
 use crate::request::Request;
 use crate::sequence::Sequence;
-use crate::step::{BlockId, ReturnLogits, Token};
+use crate::step::{BlockId, Replay, ReturnLogits, Token};
 
 /// What an operator chooses about the prefix cache.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +34,10 @@ pub(crate) struct PrefixOptions {
     pub interval: u32,
     /// Checkpoints while an answer is generated.
     pub answers: bool,
+    /// Whether windows are rebuilt where only the checkpoint is missing.
+    pub replay: bool,
+    /// Whether the MTP module's window is one of them.
+    pub drafts: bool,
 }
 
 /// Slot of a node.
@@ -83,6 +89,8 @@ pub(crate) struct Reuse {
     /// Where it leaves cached blocks behind a missing checkpoint; 0 is nowhere.
     pub junction: u32,
     pub interval: u32,
+    /// How its windows are rebuilt, until it has computed as far as it has published.
+    pub replay: Option<Replay>,
     /// The last checkpoint taken in its answer.
     pub answer: Option<(NodeId, u64)>,
 }
@@ -99,7 +107,14 @@ impl Reuse {
         let step = self.interval.max(1);
         let regular = if self.interval == 0 { 0 } else { (committed / step + 1).saturating_mul(step) };
         let wanted = [self.junction, regular, ends[0], ends[1]];
-        wanted.into_iter().filter(|&n| n > committed && n <= prompt).min()
+        // While windows are rebuilt there is nothing to keep before they are complete.
+        let least = (committed + 1).max(self.published * LOGICAL_BLOCK);
+        wanted.into_iter().filter(|&n| n >= least && n <= prompt).min()
+    }
+
+    /// How the positions from `committed` on are replayed, if they are.
+    pub fn replaying(&self, committed: u32) -> Option<Replay> {
+        self.replay.filter(|_| committed < self.published * LOGICAL_BLOCK)
     }
 }
 
@@ -108,8 +123,12 @@ impl Reuse {
 pub(crate) struct Found {
     /// Matching nodes from the root.
     path: Vec<NodeId>,
-    /// How many of them are reused: there is a checkpoint at the last.
+    /// How many of them there are up to the last checkpoint.
     hit: u32,
+    /// How many of them are reused: up to the checkpoint, or all of them when windows are rebuilt.
+    reused: u32,
+    /// How windows are rebuilt.
+    replay: Option<Replay>,
     pub report: PrefixReport,
 }
 
@@ -119,9 +138,14 @@ impl Found {
         self.path.len() as u32
     }
 
-    /// Of them, those that a new sequence reuses.
+    /// Of them, those up to the last checkpoint.
     pub fn hit(&self) -> u32 {
         self.hit
+    }
+
+    /// Of them, those that a new sequence maps.
+    pub fn reused(&self) -> u32 {
+        self.reused
     }
 }
 
@@ -144,6 +168,8 @@ pub(crate) struct PrefixCache {
     pub status: PrefixStatus,
     pub ghosts: Ghosts,
     pub scratch: crate::evict::Scratch,
+    /// How windows are rebuilt; `None` when they are not.
+    pub triangle: Option<Triangle>,
 }
 
 impl PrefixCache {
@@ -172,6 +198,7 @@ impl PrefixCache {
             status: PrefixStatus::default(),
             ghosts: Ghosts::default(),
             scratch: crate::evict::Scratch::default(),
+            triangle: Triangle::new(layout, options.drafts).filter(|_| options.replay),
         }
     }
 
@@ -190,7 +217,7 @@ impl PrefixCache {
 
     /// Finds where a request can start. `hashes` are those of the full blocks of its prompt.
     pub fn lookup(&self, request: &Request, hashes: &[BlockHash]) -> Found {
-        let mut found = Found { path: Vec::new(), hit: 0, report: PrefixReport::default() };
+        let mut found = Found { path: Vec::new(), hit: 0, reused: 0, replay: None, report: PrefixReport::default() };
         if !self.options.on {
             return found;
         }
@@ -213,7 +240,13 @@ impl PrefixCache {
         let (first_difference, goes_on) =
             if most > 0 { self.difference(&found.path, prompt, salt) } else { (None, false) };
         let ghost = |kind| hashes.get(matched).and_then(|&hash| self.ghosts.get(kind, hash));
-        let ended_by = if found.hit < matched as u32 {
+        let tokens = |blocks: u32| blocks * LOGICAL_BLOCK;
+        let (checkpoint, matched_tokens) = (tokens(found.hit), tokens(matched as u32));
+        let distance = matched_tokens - checkpoint;
+        let triangle = self.triangle.filter(|t| t.tokens(distance) < distance);
+        found.replay = triangle.map(|t| t.replay(matched_tokens));
+        found.reused = if found.replay.is_some() { matched as u32 } else { found.hit };
+        let ended_by = if found.reused < matched as u32 {
             let last = self.node(found.path[matched - 1]).hash;
             let evicted = self.ghosts.get(Ghost::Checkpoint, last);
             evicted.map_or(PrefixEnd::CheckpointMissing, |pool| PrefixEnd::CheckpointEvicted { pool })
@@ -230,9 +263,9 @@ impl PrefixCache {
         } else {
             PrefixEnd::CachedTextEnds
         };
-        let tokens = |blocks: u32| blocks * LOGICAL_BLOCK;
-        let (cached_tokens, matched_tokens) = (tokens(found.hit), tokens(matched as u32));
-        found.report = PrefixReport { cached_tokens, matched_tokens, first_difference, ended_by };
+        let cached_tokens = found.replay.map_or(checkpoint, |r| r.first(0, 0).max(checkpoint));
+        let replayed_tokens = if found.replay.is_some() { matched_tokens - cached_tokens } else { 0 };
+        found.report = PrefixReport { cached_tokens, replayed_tokens, matched_tokens, first_difference, ended_by };
         found
     }
 
@@ -294,8 +327,12 @@ impl PrefixCache {
         pools: &mut Pools,
         now: u64,
     ) -> Reuse {
-        let node = self.adopt_nodes(&found.path[..found.hit as usize], blocks, pools, now);
-        if let Some(id) = node {
+        let node = self.adopt_nodes(&found.path[..found.reused as usize], blocks, pools, now);
+        // A checkpoint before the origin of a replay is of no use to it.
+        let at = found.hit * LOGICAL_BLOCK;
+        if at < found.report.cached_tokens {
+            blocks.begin_at(found.report.cached_tokens);
+        } else if let Some(id) = found.path[..found.hit as usize].last() {
             let checkpoint = self.nodes[id.0 as usize].checkpoint.as_mut().expect("a hit ends at a checkpoint");
             (checkpoint.last_use, checkpoint.uses) = (now, checkpoint.uses + 1);
             for &(group, index, block) in &checkpoint.blocks {
@@ -304,7 +341,7 @@ impl PrefixCache {
         }
         let matched = found.report.matched_tokens;
         let junction = if matched > found.report.cached_tokens { matched } else { 0 };
-        Reuse { junction, ..self.reuse(node, found.hit, hashes) }
+        Reuse { junction, replay: found.replay, ..self.reuse(node, found.reused, hashes) }
     }
 
     /// Maps the first `published` blocks of what was found, for a sequence that brings its own windows.
@@ -323,7 +360,7 @@ impl PrefixCache {
 
     fn reuse(&self, node: Option<NodeId>, published: u32, hashes: Vec<BlockHash>) -> Reuse {
         let (active, interval) = (self.options.on, self.options.interval);
-        Reuse { active, hashes, node, published, junction: 0, interval, answer: None }
+        Reuse { active, hashes, node, published, junction: 0, interval, replay: None, answer: None }
     }
 
     fn adopt_nodes(
@@ -349,7 +386,8 @@ impl PrefixCache {
         while let Some(id) = next {
             let node = self.node(id);
             if node.checkpoint.is_some() {
-                return sequence.committed - node.depth * LOGICAL_BLOCK;
+                // Behind a replay that is under way nothing is done yet.
+                return sequence.committed.saturating_sub(node.depth * LOGICAL_BLOCK);
             }
             next = node.parent;
         }
@@ -361,8 +399,10 @@ impl PrefixCache {
         if self.options.on {
             self.status.queries += 1;
             self.status.query_tokens += prompt as u64;
-            self.status.hits += u64::from(found.hit > 0);
+            self.status.hits += u64::from(found.reused > 0);
             self.status.hit_tokens += u64::from(found.report.cached_tokens);
+            self.status.replays += u64::from(found.replay.is_some());
+            self.status.replayed_tokens += u64::from(found.report.replayed_tokens);
         }
     }
 
@@ -416,6 +456,15 @@ impl PrefixCache {
         }
         self.status.checkpoints -= 1;
         self.version += 1;
+    }
+
+    /// Takes all checkpoints out of the cache and leaves the nodes.
+    pub fn drop_checkpoints(&mut self, pools: &mut Pools) {
+        for id in (0..self.nodes.len() as u32).map(NodeId) {
+            if self.node(id).checkpoint.is_some() {
+                self.remove_checkpoint(id, pools);
+            }
+        }
     }
 
     /// Takes a leaf out of the cache. Its checkpoint must be gone.

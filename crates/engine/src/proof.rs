@@ -96,6 +96,13 @@ pub fn workload(seed: u64, count: usize, longest: usize, outputs: u32, first: To
         .collect()
 }
 
+/// The same requests behind one text of `length` tokens, chosen as in [`workload`].
+pub fn behind_one_text(requests: &[Request], seed: u64, length: usize, first: Token, vocab: u32) -> Vec<Request> {
+    let mut r = Numbers::new(!seed);
+    let text: Vec<Token> = (0..length).map(|_| first + r.below(u64::from(vocab - first)) as Token).collect();
+    requests.iter().map(|q| Request { prompt: [&text[..], &q.prompt].concat(), ..q.clone() }).collect()
+}
+
 /// Runs `requests`, `arrivals` more of them before every step, to their end. Called once per set of requests that may
 /// overlap; an engine can serve several sets.
 pub fn serve<B: Backend>(engine: &mut Engine<B>, requests: &[Request], arrivals: usize) -> Vec<Answer> {
@@ -197,6 +204,19 @@ mod tests {
         assert!(together.is_equal() && together.requests == 24 && together.tokens > 100, "{together:?}");
         let other = compare(&plain, &serve(&mut engine(8, 37, 8), &requests, 3));
         assert!(other.differences > 100, "a wrong backend must show: {other:?}");
+    }
+
+    #[test]
+    fn prompts_behind_one_text_have_windows_to_rebuild() {
+        let requests = behind_one_text(&workload(4, 6, 300, 8, 16, 1000), 4, 1024, 16, 1000);
+        let plain = serve(&mut engine(7, 512, 4), &requests, 6);
+        let mut other = engine(7, 512, 4);
+        serve(&mut other, &requests, 2);
+        let before = other.status().prefix.replays;
+        other.drop_checkpoints();
+        assert_eq!(other.status().prefix.checkpoints, 0);
+        assert!(compare(&plain, &serve(&mut other, &requests, 2)).is_equal());
+        assert!(other.status().prefix.replays > before);
     }
 
     #[test]

@@ -10,8 +10,10 @@ use longwave_model::geometry::{Bucket, LOGICAL_BLOCK};
 /// What was reused of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PrefixReport {
-    /// Prompt tokens that were not computed again.
+    /// Prompt tokens that were not computed again in any layer.
     pub cached_tokens: u32,
+    /// Prompt tokens behind them that some layers compute again, to rebuild windows where no checkpoint was left.
+    pub replayed_tokens: u32,
     /// Prompt tokens whose long-lived blocks were found; more than `cached_tokens` when a checkpoint was missing.
     pub matched_tokens: u32,
     /// Position of the first token that differs from the closest cached text behind `matched_tokens`, if there is one.
@@ -57,7 +59,11 @@ pub enum PrefixEnd {
 impl fmt::Display for PrefixReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (cached, matched) = (self.cached_tokens, self.matched_tokens);
-        write!(f, "{cached} prompt tokens came from the cache: ")?;
+        write!(f, "{cached} prompt tokens came from the cache")?;
+        match self.replayed_tokens {
+            0 => write!(f, ": "),
+            replayed => write!(f, " and {replayed} more were replayed to rebuild the windows behind token {matched}: "),
+        }?;
         match self.ended_by {
             PrefixEnd::Off => write!(f, "it is off"),
             PrefixEnd::EveryPositionWanted => write!(f, "the logits of every position are asked for"),
@@ -99,6 +105,10 @@ pub struct PrefixStatus {
     pub hits: u64,
     /// Prompt tokens that were not computed again.
     pub hit_tokens: u64,
+    /// Of the requests, those whose windows had to be rebuilt.
+    pub replays: u64,
+    /// Prompt tokens that were replayed for it.
+    pub replayed_tokens: u64,
     /// Blocks of tokens that are cached.
     pub nodes: u64,
     /// Checkpoints that are cached.
@@ -119,6 +129,7 @@ mod tests {
     fn a_report_is_one_sentence() {
         let report = PrefixReport {
             cached_tokens: 512,
+            replayed_tokens: 0,
             matched_tokens: 768,
             first_difference: Some(800),
             ended_by: PrefixEnd::CheckpointEvicted { pool: Bucket::Large },
@@ -127,6 +138,13 @@ mod tests {
             report.to_string(),
             "512 prompt tokens came from the cache: 768 match, but the window and compressor state where they end was \
              evicted when the large pool was full; the closest cached text differs first at token 800"
+        );
+        let replayed =
+            PrefixReport { cached_tokens: 389, replayed_tokens: 635, matched_tokens: 1024, ..PrefixReport::default() };
+        assert_eq!(
+            PrefixReport { ended_by: PrefixEnd::PromptEnd, ..replayed }.to_string(),
+            "389 prompt tokens came from the cache and 635 more were replayed to rebuild the windows behind token 1024: \
+             all that a prompt of this length can reuse"
         );
         assert_eq!(PrefixReport::default().to_string(), "0 prompt tokens came from the cache: it is off");
     }

@@ -61,10 +61,10 @@ impl<B: Backend> Engine<B> {
         let found = self.prefix.lookup(request, hashes);
         let spill = waiting.progress.as_ref().and_then(|p| p.spill.as_ref());
         let resumes = spill.filter(|s| found.path_len() >= s.published);
-        let reused = resumes.map_or(found.hit(), |s| s.published);
+        let reused = resumes.map_or(found.reused(), |s| s.published);
         let most =
             if request.logits == ReturnLogits::All { 0 } else { (request.prompt.len() as u32 - 1) / LOGICAL_BLOCK };
-        if resumes.is_none() && await_prefix(&mut self.seats, request.salt, hashes, most, reused) {
+        if resumes.is_none() && await_prefix(&mut self.seats, request.salt, hashes, most, found.hit()) {
             return Ok(Seating::Deferred);
         }
         let (shared, doubled) = (self.prefix.shared_units(&found, reused, &self.pools), self.pools.duplicates());
@@ -179,7 +179,9 @@ impl<B: Backend> Engine<B> {
     pub(crate) fn preempt(&mut self, seat: Seat) {
         let mut sequence = self.seats[seat.0 as usize].take().expect("only occupied seats are given up");
         let bytes = Spill::bytes_of(&self.layout, &sequence);
-        let wanted = self.prefix.redo_tokens(&sequence) >= spill::WORTH_TOKENS
+        // A replay under way begins again: its windows are half there.
+        let wanted = sequence.reuse.replaying(sequence.committed).is_none()
+            && self.prefix.redo_tokens(&sequence) >= spill::WORTH_TOKENS
             && self.spilled_bytes + bytes <= self.options.spill_bytes;
         // A backend that cannot hand its rows over costs time, not the request.
         let spill = if wanted { Spill::take(&self.layout, &sequence, &mut self.backend).ok() } else { None };
@@ -214,19 +216,19 @@ fn hash_prompt(waiting: &mut Waiting, prefix: &PrefixCache) {
     waiting.hashes.get_or_insert_with(chain);
 }
 
-/// Whether a running request is about to compute more of a prompt than the `reused` blocks that are cached; at most
-/// `most` blocks are of use. It is asked to leave a checkpoint where the texts part.
-fn await_prefix(seats: &mut [Option<Sequence>], salt: u64, hashes: &[BlockHash], most: u32, reused: u32) -> bool {
+/// Whether a running request is about to compute or replay more of a prompt than its first `ready` blocks, which end at a
+/// checkpoint; at most `most` blocks are of use. It is asked to leave a checkpoint where the texts part.
+fn await_prefix(seats: &mut [Option<Sequence>], salt: u64, hashes: &[BlockHash], most: u32, ready: u32) -> bool {
     let mut awaited = false;
     for s in seats.iter_mut().flatten().filter(|s| s.salt == salt && s.reuse.active) {
         let computed = s.committed / LOGICAL_BLOCK;
         let most = most.min(s.prefill_tokens / LOGICAL_BLOCK);
-        if most <= reused.max(computed) {
+        if most <= ready.max(computed) {
             continue;
         }
         let common = s.reuse.hashes.iter().zip(hashes).take_while(|(a, b)| a == b).count() as u32;
         let common = common.min(most);
-        if common > reused.max(computed) {
+        if common > ready.max(computed) {
             awaited = true;
             if s.reuse.junction <= s.committed {
                 s.reuse.junction = common * LOGICAL_BLOCK;

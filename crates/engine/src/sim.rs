@@ -1,22 +1,25 @@
 //! A backend that computes hashes in place of a model, to test everything around it without one.
 //!
-//! Every row of every group is a hash of all rows that its position may read, so of the whole history; the next token is
-//! a hash of what a query reads at that position: all long-lived entries and all rows of the windows. A wrong, doubled,
-//! missing, stale or too early freed block changes tokens or is an error. Chunks, batches and drafts change nothing.
-//! Rows live in blocks only when a block is mapped; the rest of a chunk is scratch, as on a real backend. Refuses, as
-//! `BadStep`, whatever breaks the contract of [`crate::step`]. One row stands for all layers of a group.
+//! Every row of every layer is a hash of all rows that its position may read, so of the history (`sim/layers.rs`); the next
+//! token is a hash of what a query reads at that position: all long-lived entries and all rows of the windows. A wrong,
+//! doubled, missing, stale or too early freed block changes tokens or is an error. Chunks, batches, drafts and replays
+//! change nothing. Rows live in blocks only when a block is mapped; the rest of a chunk is scratch, as on a real backend.
+//! Refuses, as `BadStep`, whatever breaks the contract of [`crate::step`].
+
+mod layers;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use longwave_model::CacheLayout;
-use longwave_model::geometry::{LOGICAL_BLOCK, Retention};
+use longwave_model::geometry::LOGICAL_BLOCK;
 
 use crate::step::{
-    Backend, BackendError, BlockCopy, BlockId, LAST_SAMPLED, Limits, ReturnLogits, Sampling, Seat, SeqResult, SeqStep,
-    Step, StepResult, Ticket, Token, TokenLogprobs,
+    Backend, BackendError, BlockCopy, BlockId, LAST_SAMPLED, Limits, Replay, ReturnLogits, Sampling, Seat, SeqResult,
+    SeqStep, Step, StepResult, Ticket, Token, TokenLogprobs,
 };
 use crate::tables::SeatTables;
+use layers::{Layers, Scratch, ratio};
 
 /// How good the drafts are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +76,7 @@ impl Default for SimOptions {
     }
 }
 
-/// One stored row. The tag names group and position, so that a row of elsewhere is never mistaken; 0 is poison.
+/// One stored row. The tag names group, page and position, so that a row of elsewhere is never mistaken; 0 is poison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Row {
     tag: u64,
@@ -94,18 +97,14 @@ struct SeatState {
     last_sampled: Option<Token>,
     /// Hash of all tokens before `next`, in any order, once the seat was told its history.
     history: Option<u64>,
-}
-
-/// The positions of a step while it is computed: a hash of everything each one read.
-struct Scratch {
-    seat: Seat,
-    start: u32,
-    hidden: Vec<u64>,
+    /// The replay that its last step was part of.
+    replay: Option<Replay>,
 }
 
 /// See the [module](self).
 pub struct SimBackend {
     layout: CacheLayout,
+    layers: Layers,
     limits: Limits,
     options: SimOptions,
     tables: SeatTables,
@@ -124,6 +123,7 @@ impl SimBackend {
             seats: vec![None; limits.seats as usize],
             last_step: 0,
             done: VecDeque::new(),
+            layers: Layers::new(&layout),
             layout,
             limits,
             options,
@@ -181,9 +181,12 @@ impl SimBackend {
             if seq.start + len > self.limits.context {
                 return Err(format!("{at}: position {} is beyond the context", seq.start + len - 1));
             }
+            if seq.replay.is_some() && (seq.sample.is_some() || seq.want_drafts > 0 || seq.logits != ReturnLogits::No) {
+                return Err(format!("{at}: a replay gives no tokens, drafts or logits"));
+            }
             match &self.seats[seq.seat.0 as usize] {
                 _ if seq.fresh => {}
-                Some(state) if !seq.fresh && state.next == seq.start => {}
+                Some(state) if !seq.fresh && state.next == seq.start && [None, state.replay].contains(&seq.replay) => {}
                 state => {
                     return Err(format!("{at} starts at {}, fresh: {}, but is at {state:?}", seq.start, seq.fresh));
                 }
@@ -222,6 +225,13 @@ impl SimBackend {
 
     /// Blocks that nothing reads any more must have been taken out: they may belong to somebody else already.
     fn check_past(&self, seq: &SeqStep) -> Result<(), String> {
+        let end = seq.start + seq.tokens.len() as u32;
+        for group in self.layout.long_lived().filter(|_| seq.replay.is_some()) {
+            let mapped = self.tables.table(seq.seat, group).dense().len() as u32 * LOGICAL_BLOCK;
+            if mapped < end {
+                return Err(format!("seat {} group {group}: a replay to {end}, blocks to {mapped}", seq.seat.0));
+            }
+        }
         for group in self.layout.sliding() {
             let spec = &self.layout.groups[group];
             let first = spec.retention.first_needed(seq.start);
@@ -263,11 +273,16 @@ impl SimBackend {
         Ok(shared)
     }
 
-    /// A newly mapped block whose positions are all still to come cannot hold anything that may be read.
+    /// A newly mapped block whose positions are all still to come cannot hold anything that may be read. A replay finds
+    /// its long-lived blocks written, and no row in the block where it begins.
     fn poison(&mut self, step: &Step, seq: &SeqStep) {
         for w in step.writes_of(seq).iter().filter(|w| w.block != BlockId::NONE) {
             let spec = &self.layout.groups[w.group as usize];
-            if w.index * spec.block_tokens >= seq.start {
+            let unwritten = match seq.replay {
+                Some(_) => spec.is_sliding() && (w.index + 1) * spec.block_tokens > seq.start,
+                None => w.index * spec.block_tokens >= seq.start,
+            };
+            if unwritten {
                 self.pools[spec.bucket as usize][w.block.0 as usize].rows.fill(Row::default());
             }
         }
@@ -281,7 +296,9 @@ impl SimBackend {
     ) -> Result<SeqResult, String> {
         let tokens = step.tokens_of(seq);
         let state = self.seats[seq.seat.0 as usize].filter(|_| !seq.fresh);
-        let mut scratch = Scratch { seat: seq.seat, start: seq.start, hidden: Vec::with_capacity(tokens.len()) };
+        let mut read = |(group, page, p)| self.row(seq.seat, group, page, p);
+        let at = (seq.seat, seq.start);
+        let mut scratch = self.layers.scratch(&self.layout, at, seq.replay, seq.want_drafts > 0, &mut read)?;
         let mut result = SeqResult::default();
         let sampled_from = tokens.len() - 1 - seq.drafts as usize;
         let counts = |tokens: &[Token], from: u32| (from..).zip(tokens).fold(0, |h, (p, &t)| h ^ count(seq, p, t));
@@ -311,76 +328,50 @@ impl SimBackend {
         }
         self.store(step, &scratch, shared)?;
         let next = seq.start + (sampled_from + result.tokens.len().max(1)) as u32;
-        self.seats[seq.seat.0 as usize] =
-            Some(SeatState { next, last_sampled: result.tokens.last().copied(), history });
-        scratch.hidden.truncate((next - seq.start) as usize);
+        let last_sampled = result.tokens.last().copied();
+        self.seats[seq.seat.0 as usize] = Some(SeatState { next, last_sampled, history, replay: seq.replay });
+        scratch.truncate(&self.layout, next);
         if let (Some(sampling), Some(&last)) = (&seq.sample, result.tokens.last()) {
             result.drafts = self.draft(scratch, sampling, last, seq.want_drafts)?;
         }
         Ok(result)
     }
 
-    /// Computes the next position of the scratch: folds every row of every window that it reads.
+    /// Computes the next position of the scratch.
     fn extend(&self, scratch: &mut Scratch, token: Token) -> Result<(), String> {
-        let position = scratch.start + scratch.hidden.len() as u32;
-        let mut hidden = mix(mix(self.options.seed, u64::from(token)), u64::from(position));
-        for group in self.layout.sliding() {
-            let first = self.layout.groups[group].retention.first_needed(position);
-            self.fold_stored(scratch, group, first, position.min(scratch.start), &mut hidden)?;
-            for p in first.max(scratch.start)..position {
-                hidden = mix(hidden, scratch.row(group, p));
-            }
-        }
-        scratch.hidden.push(hidden);
-        Ok(())
+        let (seat, start) = (scratch.seat, scratch.start);
+        let mut stored = |group, n| self.entry(seat, group, n).map_err(|e| format!("{e}, read from {start} on"));
+        self.layers.extend(&self.layout, scratch, (self.options.seed, token), &mut stored)
     }
 
-    /// Folds rows `first..end` of a sliding group, all of them before this step.
-    fn fold_stored(
-        &self,
-        scratch: &Scratch,
-        group: usize,
-        first: u32,
-        end: u32,
-        hidden: &mut u64,
-    ) -> Result<(), String> {
+    /// A row of a sliding group that an earlier step stored.
+    fn row(&self, seat: Seat, group: usize, page: u32, p: u32) -> Result<u64, String> {
         let spec = &self.layout.groups[group];
-        if first >= end {
-            return Ok(());
-        }
-        for index in first / spec.block_tokens..=(end - 1) / spec.block_tokens {
-            let block = self.tables.table(scratch.seat, group).get(index);
-            let block =
-                block.ok_or_else(|| format!("seat {} group {group}: block {index} is not mapped", scratch.seat.0))?;
-            let unit = &self.pools[spec.bucket as usize][block.0 as usize];
-            for p in first.max(index * spec.block_tokens)..end.min((index + 1) * spec.block_tokens) {
-                *hidden = mix(*hidden, unit.read(group, p, p % spec.block_tokens)?);
-            }
-        }
-        Ok(())
+        let index = p / spec.block_tokens;
+        let block = self.tables.table(seat, group).get(index);
+        let block = block.ok_or_else(|| format!("seat {} group {group}: block {index} is not mapped", seat.0))?;
+        let unit = &self.pools[spec.bucket as usize][block.0 as usize];
+        unit.read(tag(group, page, p), page * spec.block_tokens + p % spec.block_tokens)
     }
 
-    /// Hash of what a query at the last position of the scratch reads: its hidden value and all closed entries.
+    /// Entry `n` of a long-lived group that an earlier step stored.
+    fn entry(&self, seat: Seat, group: usize, n: u32) -> Result<u64, String> {
+        let spec = &self.layout.groups[group];
+        let closed_at = (n + 1) * ratio(&self.layout, group) - 1;
+        let index = closed_at / spec.block_tokens;
+        let block = self.tables.table(seat, group).dense().get(index as usize);
+        let block = block.ok_or_else(|| format!("seat {} group {group}: no block {index}", seat.0))?;
+        let unit = &self.pools[spec.bucket as usize][block.0 as usize];
+        unit.read(tag(group, 0, closed_at), n % spec.rows_per_block)
+    }
+
+    /// Hash of what a query at the last position of the scratch reads: its streams and all closed entries.
     fn query(&self, scratch: &Scratch) -> Result<u64, String> {
-        let position = scratch.start + scratch.hidden.len() as u32 - 1;
-        let mut hash = scratch.hidden[scratch.hidden.len() - 1];
+        let mut hash = scratch.last()?;
         for group in self.layout.long_lived() {
-            let spec = &self.layout.groups[group];
-            let Retention::LongLived { ratio } = spec.retention else { unreachable!("long-lived groups only") };
-            let table = self.tables.table(scratch.seat, group).dense();
-            for entry in 0..(position + 1) / ratio {
-                let closed_at = (entry + 1) * ratio - 1;
-                let value = if closed_at >= scratch.start {
-                    scratch.row(group, closed_at)
-                } else {
-                    let index = closed_at / spec.block_tokens;
-                    let block = table.get(index as usize);
-                    let block =
-                        block.ok_or_else(|| format!("seat {} group {group}: no block {index}", scratch.seat.0))?;
-                    let unit = &self.pools[spec.bucket as usize][block.0 as usize];
-                    unit.read(group, closed_at, entry % spec.rows_per_block)?
-                };
-                hash = mix(hash, value);
+            for n in 0..scratch.end() / ratio(&self.layout, group) {
+                let own = scratch.entry(&self.layout, group, n);
+                hash = mix(hash, own.map_or_else(|| self.entry(scratch.seat, group, n), Ok)?);
             }
         }
         Ok(hash)
@@ -416,24 +407,32 @@ impl SimBackend {
         Ok(())
     }
 
-    /// Writes the rows of a step to the blocks that are mapped.
+    /// Writes the rows of a step to the blocks that are mapped, and its entries unless they are there already.
     fn store(&mut self, step: &Step, scratch: &Scratch, shared: &BTreeSet<(u8, BlockId)>) -> Result<(), String> {
-        for (group, spec) in self.layout.groups.iter().enumerate() {
-            for position in scratch.start..scratch.start + scratch.hidden.len() as u32 {
+        for group in 0..self.layout.groups.len() {
+            let spec = &self.layout.groups[group];
+            for position in scratch.start..scratch.end() {
                 let index = position / spec.block_tokens;
-                let row = match spec.retention {
-                    Retention::SlidingWindow { .. } => position % spec.block_tokens,
-                    Retention::LongLived { ratio } if (position + 1) % ratio == 0 => {
-                        position / ratio % spec.rows_per_block
-                    }
-                    Retention::LongLived { .. } => continue,
-                };
-                let Some(block) = self.tables.table(scratch.seat, group).get(index) else {
-                    if spec.is_sliding() {
+                let mut rows: Vec<(u32, u32, u64)> = Vec::new();
+                if spec.is_sliding() {
+                    if self.tables.table(scratch.seat, group).get(index).is_none() {
                         continue;
                     }
-                    return Err(format!("seat {} group {group}: no block {index} for an entry", scratch.seat.0));
-                };
+                    let at = |page: u32| page * spec.block_tokens + position % spec.block_tokens;
+                    rows.extend(
+                        self.layers.rows(scratch, group, position).map(|(page, value)| (page, at(page), value)),
+                    );
+                } else if (position + 1).is_multiple_of(ratio(&self.layout, group)) {
+                    let n = position / ratio(&self.layout, group);
+                    let entry = scratch.entry(&self.layout, group, n);
+                    rows.extend(entry.map(|value| (0, n % spec.rows_per_block, value)));
+                }
+                if rows.is_empty() {
+                    continue;
+                }
+                let block = self.tables.table(scratch.seat, group).get(index);
+                let missing = || format!("seat {} group {group}: no block {index} for an entry", scratch.seat.0);
+                let block = block.ok_or_else(missing)?;
                 if shared.contains(&(spec.bucket as u8, block)) {
                     let seat = scratch.seat.0;
                     return Err(format!("block {} is stored to by seat {seat}; another one maps it", block.0));
@@ -444,11 +443,14 @@ impl SimBackend {
                     return Err(format!("block {} is stored to by {:?} and {writer:?}", block.0, unit.writer));
                 }
                 unit.writer = writer;
-                let rows = if spec.is_sliding() { spec.block_tokens } else { spec.rows_per_block };
-                if unit.rows.len() < rows as usize {
-                    unit.rows.resize(rows as usize, Row::default());
+                let size = if spec.is_sliding() { spec.block_tokens } else { spec.rows_per_block };
+                let size = (size * self.layers.pages[group]) as usize;
+                if unit.rows.len() < size {
+                    unit.rows.resize(size, Row::default());
                 }
-                unit.rows[row as usize] = Row { tag: tag(group, position), value: scratch.row(group, position) };
+                for (page, row, value) in rows {
+                    unit.rows[row as usize] = Row { tag: tag(group, page, position), value };
+                }
             }
         }
         Ok(())
@@ -467,7 +469,7 @@ impl SimBackend {
             token = self.pick(&scratch, &Sampling { repetition_penalty: 1.0, ..sampling.clone() }, None)?;
             let wrong = match self.options.draft_quality {
                 DraftQuality::Wrong => true,
-                DraftQuality::Random => scratch.hidden.last().is_some_and(|h| h % 3 == 0),
+                DraftQuality::Random => scratch.last()?.is_multiple_of(3),
                 _ => false,
             };
             drafts.push(if wrong { (token + 1) % self.limits.vocab } else { token });
@@ -476,18 +478,12 @@ impl SimBackend {
     }
 }
 
-impl Scratch {
-    fn row(&self, group: usize, position: u32) -> u64 {
-        mix(self.hidden[(position - self.start) as usize], group as u64)
-    }
-}
-
 impl Unit {
-    fn read(&self, group: usize, position: u32, row: u32) -> Result<u64, String> {
+    fn read(&self, tag: u64, row: u32) -> Result<u64, String> {
         match self.rows.get(row as usize) {
-            Some(r) if r.tag == tag(group, position) => Ok(r.value),
-            Some(r) => Err(format!("group {group} position {position}: the row holds {}", name(r.tag))),
-            None => Err(format!("group {group} position {position}: the block was never written")),
+            Some(r) if r.tag == tag => Ok(r.value),
+            Some(r) => Err(format!("{}: the row holds {}", name(tag), name(r.tag))),
+            None => Err(format!("{}: the block was never written", name(tag))),
         }
     }
 }
@@ -546,7 +542,7 @@ impl Backend for SimBackend {
 
     fn write_unit(&mut self, bucket: u8, block: BlockId, bytes: &[u8]) -> Result<(), BackendError> {
         let word = |b: &[u8]| u64::from_le_bytes(b.try_into().expect("eight bytes"));
-        let rows = bytes.chunks_exact(16).take(LOGICAL_BLOCK as usize);
+        let rows = bytes.chunks_exact(16).take(self.layers.most_rows(&self.layout, bucket));
         let rows = rows.map(|b| Row { tag: word(&b[..8]), value: word(&b[8..]) }).collect();
         self.pools[bucket as usize][block.0 as usize].rows = rows;
         Ok(())
@@ -566,12 +562,13 @@ fn count(seq: &SeqStep, position: u32, token: Token) -> u64 {
     mix(mix(u64::from(token), u64::from(answer)), u64::from(position))
 }
 
-fn tag(group: usize, position: u32) -> u64 {
-    (group as u64 + 1) << 32 | u64::from(position)
+fn tag(group: usize, page: u32, position: u32) -> u64 {
+    (group as u64 + 1) << 48 | u64::from(page) << 32 | u64::from(position)
 }
 
 fn name(tag: u64) -> String {
-    if tag == 0 { "poison".into() } else { format!("group {} position {}", (tag >> 32) - 1, tag as u32) }
+    let (group, page) = (tag >> 48, (tag >> 32) & 0xffff);
+    if tag == 0 { "poison".into() } else { format!("group {} page {page} position {}", group - 1, tag as u32) }
 }
 
 /// A hash of two words that depends on their order.

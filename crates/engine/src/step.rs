@@ -111,6 +111,25 @@ pub enum ReturnLogits {
     All,
 }
 
+/// The origin of a replay: positions that are run again only to rebuild windows and compressor state.
+///
+/// A window row needs the input of its layer at its own position and no more; a layer's output needs the window rows of
+/// the `reach = window - 1` positions before it as well. So without any window row before the origin, the inputs of layer
+/// `j` are exact from `origin + reach * j` on, and no layer needs to look at earlier positions: a triangle. The inputs of
+/// "layer" `L` of `L` main layers are the final streams; the MTP module's row is exact one position behind these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Replay {
+    /// First position of layer 0; before 0 when the triangle is cut off by the start of the text.
+    pub origin: i64,
+}
+
+impl Replay {
+    /// First position whose input of `layer` is exact.
+    pub fn first(self, layer: u32, reach: u32) -> u32 {
+        (self.origin + i64::from(reach) * i64::from(layer)).clamp(0, i64::from(u32::MAX)) as u32
+    }
+}
+
 /// One sequence's part of a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SeqStep {
@@ -138,6 +157,13 @@ pub struct SeqStep {
     pub want_drafts: u32,
     /// Logits to hand back.
     pub logits: ReturnLogits,
+    /// These tokens rebuild windows and compressor state of positions whose long-lived blocks are all mapped already.
+    ///
+    /// Layer `j` looks at positions from [`Replay::first`] on and skips the others; of window and state rows before that
+    /// it reads none, whether they are mapped or not. Long-lived blocks are read and never written. Nothing is sampled or
+    /// drafted and no logits come back. The steps of one replay carry the same origin and end exactly where the next step
+    /// without one begins, with all rows that it reads. A fresh seat may start a replay at any position.
+    pub replay: Option<Replay>,
 }
 
 /// What a backend computes at once: decodes and prefill chunks together.

@@ -42,7 +42,7 @@ pub fn request(prompt: Vec<u32>, max_tokens: u32) -> crate::request::Request {
 
 /// An empty prefix cache.
 pub fn cache(interval: u32) -> PrefixCache {
-    PrefixCache::new(&tiny_layout(), PrefixOptions { on: true, interval, answers: false })
+    PrefixCache::new(&tiny_layout(), PrefixOptions { on: true, interval, answers: false, replay: false, drafts: false })
 }
 
 /// A sequence that computed all of its prompt and published nothing.

@@ -229,6 +229,8 @@ impl BucketSpec {
 pub struct CacheLayout {
     /// Entry formats.
     pub formats: CacheFormats,
+    /// Main layers. A window layer with this number or a higher one belongs to the MTP module.
+    pub layers: u32,
     /// All groups; the position in this list is the group id used in block tables. Long-lived groups come first.
     pub groups: Vec<GroupSpec>,
     /// Large, middle, small.
@@ -298,7 +300,7 @@ impl CacheLayout {
         for g in &groups {
             assert!(g.used_page_bytes() <= page[g.bucket as usize], "{:?} does not fit its page", g.kind);
         }
-        CacheLayout { formats, groups, buckets }
+        CacheLayout { formats, layers: config.num_hidden_layers as u32, groups, buckets }
     }
 
     /// Size of `bucket`'s units.

@@ -55,6 +55,7 @@ pub(crate) fn json(report: &PrefixReport) -> Value {
     };
     json!({
         "cached_tokens": report.cached_tokens,
+        "replayed_tokens": report.replayed_tokens,
         "matched_tokens": report.matched_tokens,
         "first_difference": report.first_difference,
         "ended_by": ended_by,
@@ -80,6 +81,8 @@ pub(crate) async fn debug(State(app): State<Arc<App>>) -> Json<Value> {
         "evicted_blocks": prefix.evicted_nodes,
         "evicted_checkpoints": prefix.evicted_checkpoints,
         "replaced_checkpoints": prefix.replaced_checkpoints,
+        "replays": prefix.replays,
+        "replayed_tokens": prefix.replayed_tokens,
         "units_total": pools(status.units_total),
         "units_used": pools(status.units_used),
         "units_cached": pools(status.units_cached),

@@ -278,6 +278,7 @@ impl Hand {
             sample: Some(Sampling::default()),
             want_drafts,
             logits: ReturnLogits::All,
+            replay: None,
         });
         let ticket = self.spy.submit(&step).unwrap();
         self.spy.collect(ticket).unwrap();
@@ -322,6 +323,7 @@ fn a_step_that_cannot_draft_is_refused() {
         sample: Some(Sampling::default()),
         want_drafts: 3,
         logits: ReturnLogits::No,
+        replay: None,
     });
     assert!(b.submit(&step).unwrap_err().to_string().contains("wants 3 drafts, the limit is 2"));
     step.seqs[0].want_drafts = 2;

@@ -6,6 +6,7 @@ mod bounds;
 mod drafts;
 mod golden;
 mod invariance;
+mod replay;
 mod rig;
 mod sampled;
 mod served;

@@ -115,5 +115,6 @@ pub fn blank(seat: u32, writes: std::ops::Range<u32>) -> SeqStep {
         sample: None,
         want_drafts: 0,
         logits: Default::default(),
+        replay: None,
     }
 }

@@ -177,15 +177,16 @@ fn a_step_with_an_unmapped_block_is_refused_before_anything_is_computed() {
         sample: None,
         want_drafts: 0,
         logits: ReturnLogits::No,
+        replay: None,
     };
     let step = Step { number: 1, tokens: vec![20; 4], seqs: vec![seq.clone()], ..Step::default() };
     let error = b.submit(&step).unwrap_err();
     assert!(matches!(&error, BackendError::BadStep { what, .. } if what.contains("not mapped")), "{error}");
     let twice = Step { seqs: vec![seq.clone(), seq], ..step.clone() };
-    assert!(b.submit(twice).unwrap_err().to_string().contains("twice"));
+    assert!(b.submit(&twice).unwrap_err().to_string().contains("twice"));
     let mut wrong = step;
     wrong.tokens[2] = 2432;
-    assert!(b.submit(wrong).is_err());
+    assert!(b.submit(&wrong).is_err());
 }
 
 /// One weight that is not a number must fail the requests that meet it, not the engine.

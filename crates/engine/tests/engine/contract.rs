@@ -40,6 +40,7 @@ fn step(number: u64, start: u32, tokens: Vec<Token>, writes: Vec<TableWrite>) ->
         sample: Some(Sampling::default()),
         want_drafts: 0,
         logits: Default::default(),
+        replay: None,
     };
     Step { number, seqs: vec![seq], tokens, writes, history: Vec::new() }
 }

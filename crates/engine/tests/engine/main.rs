@@ -11,6 +11,7 @@ mod memory;
 mod null;
 mod preemption;
 mod prefix;
+mod replay;
 mod requests;
 mod simulation;
 mod world;

@@ -93,7 +93,8 @@ fn m2_a_shared_prefix_is_reused_up_to_its_last_block_edge() {
 fn the_first_different_token_is_named() {
     let base = prompt(1, 700);
     for at in [0, 1, 255, 256, 257, 300, 511, 512, 513, 600] {
-        let mut engine = engine_with(ample(), paranoid());
+        // Without replays, so that the checkpoint that is missing at the junction is the reason.
+        let mut engine = engine_with(ample(), EngineOptions { replay: false, ..paranoid() });
         ask(&mut engine, &sampled(base.clone(), 3));
         let mut other = base.clone();
         other[at] = (other[at] + 1) % 61;
@@ -300,8 +301,8 @@ impl Session {
 #[test]
 fn m3_twenty_turns_to_64k_tokens_reuse_nearly_everything() {
     let mut prefilled = Vec::new();
-    for checkpoint_answers in [true, false] {
-        let options = EngineOptions { checkpoint_answers, ..EngineOptions::default() };
+    for (checkpoint_answers, replay) in [(true, false), (false, false), (false, true)] {
+        let options = EngineOptions { checkpoint_answers, replay, ..EngineOptions::default() };
         let mut engine = engine_with(ample(), options);
         let mut session = Session::new(1, 3000);
         let (mut reusable, mut reused) = (0, 0);
@@ -316,12 +317,17 @@ fn m3_twenty_turns_to_64k_tokens_reuse_nearly_everything() {
         }
         assert!(session.text.len() > 64_000);
         assert!(!checkpoint_answers || f64::from(reused) >= 0.98 * f64::from(reusable));
-        prefilled.push((engine.status().prompt_tokens, f64::from(reused) / f64::from(reusable)));
+        let status = engine.status();
+        let replayed = status.prefix.replayed_tokens;
+        prefilled.push((status.prompt_tokens, replayed, f64::from(reused) / f64::from(reusable)));
         engine.check_integrity().unwrap();
     }
-    println!("prefilled tokens and reused share, with and without checkpoints in answers: {prefilled:?}");
+    println!("prefilled, replayed, reused share; checkpoints in answers, nothing, replays: {prefilled:?}");
     // 19 answers that nobody computes again.
     assert!(prefilled[1].0 - prefilled[0].0 >= 19 * 400 * 9 / 10, "{prefilled:?}");
+    // Replays save the same prefill and pay for it with a few layers of each turn's last positions.
+    assert_eq!(prefilled[2].0, prefilled[0].0, "{prefilled:?}");
+    assert!(prefilled[2].1 > 0 && prefilled[0].1 + prefilled[1].1 == 0, "{prefilled:?}");
 }
 
 #[test]

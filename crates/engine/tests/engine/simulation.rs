@@ -53,6 +53,8 @@ struct Totals {
     preempted: u64,
     spilled: u64,
     resumed: u64,
+    replays: u64,
+    replayed: u64,
 }
 
 #[test]
@@ -76,7 +78,7 @@ fn every_request_gives_the_tokens_of_its_solo_run() {
         assert!(lost.min(t.resumed).min(t.spilled - t.resumed) > 0, "preemption is not covered: {t:?}");
         let evicted = t.evicted_nodes.min(t.evicted_checkpoints);
         assert!(
-            t.hits.min(evicted).min(t.replaced_checkpoints) > (seeds.end - seeds.start) / 20,
+            t.hits.min(evicted).min(t.replaced_checkpoints).min(t.replays) > (seeds.end - seeds.start) / 20,
             "reuse is not covered: {t:?}"
         );
     }
@@ -106,6 +108,7 @@ fn run_seed(seed: u64, totals: &mut Totals) {
         checkpoint_interval: rng.pick(&[0, 1, 256, 512, 8192]),
         checkpoint_answers: !rng.one_in(4),
         spill_bytes: rng.pick(&[0, 40 << 20, 1 << 40]),
+        replay: !rng.one_in(4),
         paranoid: true,
         ..EngineOptions::default()
     };
@@ -137,6 +140,8 @@ fn run_seed(seed: u64, totals: &mut Totals) {
     totals.spilled += status.spilled;
     totals.resumed += status.resumed;
     assert_eq!(status.spilled_bytes, 0);
+    totals.replays += status.prefix.replays;
+    totals.replayed += status.prefix.replayed_tokens;
     for case in &cases {
         check_reuse(case, &cases);
         check_case(case, &layout, context, may_fail, totals);
@@ -206,6 +211,8 @@ fn drive(rng: &mut Rng, engine: &mut Engine<SimBackend>, sessions: bool) -> Vec<
     let total = 2 + rng.below(14) as usize;
     let (burst, pace) = (!sessions && rng.one_in(2), rng.pick(&[5, 30]));
     let cancel_every = rng.pick(&[0, 0, 6, 20]);
+    // Checkpoints go on their own, as if windows alone were evicted: what follows rebuilds them.
+    let forget_every = rng.pick(&[0, 0, 0, 0, 5, 50]);
     let mut cases: Vec<Case> = Vec::new();
     let mut idle = false;
     for _ in 0..200_000 {
@@ -221,6 +228,10 @@ fn drive(rng: &mut Rng, engine: &mut Engine<SimBackend>, sessions: bool) -> Vec<
         }
         if cancel_every > 0 && !cases.is_empty() && rng.one_in(cancel_every) {
             engine.cancel(cases[rng.below(cases.len() as u32) as usize].id);
+            engine.check_integrity().unwrap();
+        }
+        if forget_every > 0 && rng.one_in(forget_every) {
+            engine.drop_checkpoints();
             engine.check_integrity().unwrap();
         }
         idle = !engine.step();
