@@ -86,6 +86,14 @@ impl SequenceBlocks {
         self.map(group, index, block);
     }
 
+    /// Takes a block for contents that come from elsewhere and maps it behind those that are mapped.
+    pub fn place(&mut self, layout: &CacheLayout, pools: &mut Pools, group: usize, index: u32) -> BlockId {
+        let block = pools.of_mut(layout.groups[group].bucket).alloc();
+        let block = block.expect("admission reserved the worst case of every running request");
+        self.map(group, index, block);
+        block
+    }
+
     /// Maps `block` in place of a block with equal contents, which is given back.
     pub fn replace(&mut self, layout: &CacheLayout, pools: &mut Pools, group: usize, index: u32, block: BlockId) {
         let spec = &layout.groups[group];

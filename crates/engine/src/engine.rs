@@ -5,10 +5,12 @@
 //! Knows no clock: whoever drives the loop measures time.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::ops::Bound;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use longwave_model::CacheLayout;
-use longwave_model::geometry::{Bucket, MAX_DRAFTS};
+use longwave_model::geometry::{Bucket, LOGICAL_BLOCK, MAX_DRAFTS};
 
 use crate::admission::Admission;
 use crate::blocks::SequenceBlocks;
@@ -20,6 +22,7 @@ use crate::request::{Event, EventSink, FinishReason, Request, RequestId, SubmitE
 use crate::scheduler::{Grant, Scheduler};
 use crate::sequence::{Sequence, Waiting};
 use crate::step::{Backend, BackendError, Limits, Seat, SeqStep, Step, StepResult};
+use crate::tier::{self, DirectoryError, Reach, TierOptions, Tiers, TiersStatus};
 
 /// What an operator chooses; the rest follows from the backend's [`Limits`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +41,8 @@ pub struct EngineOptions {
     pub checkpoint_interval: u32,
     /// Keep a checkpoint in every answer as well, so that the next turn of a conversation need not compute it again.
     pub checkpoint_answers: bool,
+    /// Where cached blocks go on living when they are evicted or the process ends.
+    pub tiers: TierOptions,
     /// Check all invariants after every step, not only when idle.
     pub paranoid: bool,
 }
@@ -53,6 +58,7 @@ impl Default for EngineOptions {
             prefix_cache: true,
             checkpoint_interval: 8192,
             checkpoint_answers: true,
+            tiers: TierOptions::default(),
             paranoid: false,
         }
     }
@@ -85,6 +91,8 @@ pub struct Status {
     pub drafts_accepted: u64,
     /// What the prefix cache did and holds.
     pub prefix: PrefixStatus,
+    /// What host memory and disk did and hold for it.
+    pub tiers: TiersStatus,
     /// Wall time of the last step; zero before the first one and when nobody measures.
     pub last_step: std::time::Duration,
     /// Bounds of the backend.
@@ -110,6 +118,7 @@ pub struct Engine<B: Backend> {
     options: EngineOptions,
     pools: Pools,
     prefix: PrefixCache,
+    tiers: Tiers,
     admission: Admission,
     scheduler: Scheduler,
     /// By (priority, arrival); at most `options.max_waiting`.
@@ -124,8 +133,13 @@ pub struct Engine<B: Backend> {
 }
 
 impl<B: Backend> Engine<B> {
-    /// An idle engine over all of `backend`'s seats and units.
-    pub fn new(backend: B, mut options: EngineOptions) -> Engine<B> {
+    /// An idle engine over all of `backend`'s seats and units. Panics where [`Engine::open`] has an error.
+    pub fn new(backend: B, options: EngineOptions) -> Engine<B> {
+        Engine::open(backend, options).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// [`Engine::new`], with an error when the cache directory cannot be used.
+    pub fn open(backend: B, mut options: EngineOptions) -> Result<Engine<B>, DirectoryError> {
         let (limits, layout) = (backend.limits().clone(), backend.layout().clone());
         assert!(limits.seats > 0, "a backend without seats runs nothing");
         assert!(limits.drafts <= MAX_DRAFTS, "{} drafts, a c128 state page takes {MAX_DRAFTS} back", limits.drafts);
@@ -136,9 +150,15 @@ impl<B: Backend> Engine<B> {
             answers: options.checkpoint_answers,
         };
         let chunk = options.max_chunk_tokens.unwrap_or(u32::MAX).min(limits.step_tokens);
-        Engine {
+        let mut prefix = PrefixCache::new(&layout, prefix);
+        let off = TierOptions::default();
+        let tiers = if prefix.is_on() { &options.tiers } else { &off };
+        let tiers = Tiers::open(tiers, &layout, || backend.fingerprint())?;
+        prefix.announces = tiers.is_on();
+        Ok(Engine {
             pools: Pools::new(limits.units),
-            prefix: PrefixCache::new(&layout, prefix),
+            prefix,
+            tiers,
             admission: Admission::new(&layout, limits.units, chunk, options.drafts),
             scheduler: Scheduler::new(&limits, chunk),
             waiting: BTreeMap::new(),
@@ -152,7 +172,7 @@ impl<B: Backend> Engine<B> {
             limits,
             layout,
             options,
-        }
+        })
     }
 
     /// Takes a request in. One that can never run is answered by a `Refused` event before this returns; only a full
@@ -204,6 +224,7 @@ impl<B: Backend> Engine<B> {
         } else if let Some(&key) = self.waiting.keys().find(|k| k.1 == id)
             && let Some(waiting) = self.waiting.remove(&key)
         {
+            self.tiers.forget(id);
             waiting.finish(FinishReason::Cancelled);
         }
     }
@@ -213,16 +234,19 @@ impl<B: Backend> Engine<B> {
         if self.stopped.is_some() {
             return false;
         }
+        self.tiers.poll();
         self.admit();
         let Some(step) = self.plan() else {
             self.assert_integrity();
-            return false;
+            self.tiers.store(&mut self.prefix, &mut self.backend);
+            return self.stopped.is_none() && self.tiers.wait();
         };
         match self.compute(step) {
             Ok(result) => self.commit(result),
             Err(BackendError::BadStep { step, what }) => self.fail_step(&format!("step {step}: {what}")),
             Err(BackendError::Fatal(why)) => self.stop(&why),
         }
+        self.tiers.store(&mut self.prefix, &mut self.backend);
         if self.options.paranoid {
             self.assert_integrity();
         }
@@ -233,7 +257,9 @@ impl<B: Backend> Engine<B> {
     /// others back: it cannot starve. What a request reuses is mapped before anything is allocated, so no eviction can
     /// take it away.
     fn admit(&mut self) {
-        while let (Some(mut first), Some(&seat)) = (self.waiting.first_entry(), self.free_seats.last()) {
+        let mut passed = None;
+        while let (Some(key), Some(&seat)) = (self.next_in_line(passed), self.free_seats.last()) {
+            let Entry::Occupied(mut first) = self.waiting.entry(key) else { break };
             let waiting = first.get_mut();
             let state = self.returns + self.prefix.version;
             if waiting.blocked_at == Some(state) {
@@ -241,13 +267,39 @@ impl<B: Backend> Engine<B> {
             }
             let (request, on) = (&waiting.request, self.prefix.is_on());
             let chain = || if on { hash::chain(request.salt, &request.prompt) } else { Vec::new() };
-            let found = self.prefix.lookup(request, waiting.hashes.get_or_insert_with(chain));
+            let hashes = waiting.hashes.get_or_insert_with(chain);
+            let mut found = self.prefix.lookup(request, hashes);
+            let device_hit = found.hit;
+            let plan = match self.tiers.reach(waiting.id, request, hashes, &found) {
+                Reach::Device => None,
+                Reach::Tiers(plan) => Some(plan),
+                Reach::Wait => {
+                    passed = Some(key);
+                    continue;
+                }
+            };
+            if let Some(plan) = &plan {
+                found.reach(plan, (request.prompt.len() as u32 - 1) / LOGICAL_BLOCK);
+            }
             let (shared, doubled) = (self.prefix.shared_units(&found, &self.pools), self.pools.duplicates());
             let most = waiting.need.most();
             if !self.admission.fits(most, [0, 1, 2].map(|i| shared[i] + doubled[i])) {
                 waiting.blocked_at = Some(state);
                 break;
             }
+            let staged = match plan {
+                None => None,
+                Some(plan) => match self.tiers.take_records(waiting.id, request, hashes, plan) {
+                    // A record was not what it should be.
+                    None => continue,
+                    staged => staged,
+                },
+            };
+            if let Some(staged) = &staged {
+                (found.report.host_tokens, found.report.disk_tokens) = staged.tokens(device_hit);
+            }
+            self.tiers.touch(&hashes[..(found.report.cached_tokens / LOGICAL_BLOCK) as usize]);
+            self.tiers.forget(waiting.id);
             let mut waiting = first.remove();
             self.free_seats.pop();
             self.prefix.count(&found, waiting.request.prompt.len());
@@ -258,10 +310,26 @@ impl<B: Backend> Engine<B> {
             self.admission.promise(most, self.pools.duplicates());
             let mut sequence = Sequence::new(waiting, blocks, found.report.cached_tokens);
             sequence.reuse = reuse;
+            if let Some(staged) = &staged {
+                let (prefix, pools, backend) = (&mut self.prefix, &mut self.pools, &mut self.backend);
+                let now = self.counters.steps;
+                let restored = tier::restore(&mut self.tiers, staged, &mut sequence, prefix, pools, backend, now);
+                if let Err(error) = restored {
+                    self.seats[seat.0 as usize] = Some(sequence);
+                    self.stop(&error.to_string());
+                    return;
+                }
+            }
             let (cached_tokens, prefix) = (sequence.cached_tokens, found.report);
             (sequence.sink)(Event::Scheduled { cached_tokens, prefix });
             self.seats[seat.0 as usize] = Some(sequence);
         }
+    }
+
+    /// The first waiting request behind `passed` that does not wait for the disk.
+    fn next_in_line(&self, passed: Option<(i32, RequestId)>) -> Option<(i32, RequestId)> {
+        let from = passed.map_or(Bound::Unbounded, Bound::Excluded);
+        self.waiting.range((from, Bound::Unbounded)).map(|w| *w.0).find(|key| !self.tiers.is_parked(key.1))
     }
 
     /// The next step, with the blocks that it stores to; `None` when nothing runs.
@@ -384,8 +452,19 @@ impl<B: Backend> Engine<B> {
             }
         }
         while let Some((_, waiting)) = self.waiting.pop_first() {
+            self.tiers.forget(waiting.id);
             waiting.finish(FinishReason::Failed(why.to_string()));
         }
+        self.flush();
+    }
+
+    /// Copies what is still to be copied to the tiers and closes them. Waits for the disk, but not for ever.
+    fn flush(&mut self) {
+        self.tiers.store(&mut self.prefix, &mut self.backend);
+        while !self.prefix.fresh.is_empty() && self.tiers.wait() {
+            self.tiers.store(&mut self.prefix, &mut self.backend);
+        }
+        self.tiers.close();
     }
 
     /// Delivers the last event of every request after a panic, when blocks and promises can no longer be trusted.
@@ -416,6 +495,7 @@ impl<B: Backend> Engine<B> {
             drafts_proposed: self.counters.drafts_proposed,
             drafts_accepted: self.counters.drafts_accepted,
             prefix: self.prefix.status,
+            tiers: self.tiers.status(),
             last_step: std::time::Duration::ZERO,
             limits: self.limits.clone(),
             alive: self.stopped.is_none(),

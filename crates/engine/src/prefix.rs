@@ -9,7 +9,7 @@
 //! maps have only such descendants: every idle unit can be evicted, leaves first. Hashes find nodes; tokens, parent and
 //! salt are compared before anything is shared. Shared blocks are never written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use longwave_model::CacheLayout;
 use longwave_model::geometry::LOGICAL_BLOCK;
@@ -21,6 +21,7 @@ use crate::pool::{Pools, Units};
 use crate::report::{PrefixEnd, PrefixReport, PrefixStatus};
 use crate::request::Request;
 use crate::step::{BlockId, ReturnLogits, Token};
+use crate::tier::{Fresh, Plan};
 
 /// What an operator chooses about the prefix cache.
 #[derive(Debug, Clone, Copy)]
@@ -108,8 +109,35 @@ pub(crate) struct Found {
     /// Matching nodes from the root.
     path: Vec<NodeId>,
     /// How many of them are reused: there is a checkpoint at the last.
-    hit: u32,
+    pub hit: u32,
+    /// The tiers go on where they end and bring the checkpoint.
+    restored: bool,
     pub report: PrefixReport,
+}
+
+impl Found {
+    /// Blocks that were found, with or without a checkpoint.
+    pub fn matched(&self) -> u32 {
+        self.path.len() as u32
+    }
+
+    /// Extends it by what the tiers bring.
+    pub fn reach(&mut self, plan: &Plan, most: u32) {
+        self.hit = plan.end.min(self.matched());
+        self.restored = true;
+        let report = &mut self.report;
+        report.cached_tokens = plan.end * LOGICAL_BLOCK;
+        report.ended_by = match plan.end {
+            end if end == most => PrefixEnd::PromptEnd,
+            end if end >= report.matched_tokens / LOGICAL_BLOCK && end == plan.matched => PrefixEnd::CachedTextEnds,
+            _ => PrefixEnd::CheckpointMissing,
+        };
+        let matched = plan.matched * LOGICAL_BLOCK;
+        if matched > report.matched_tokens {
+            report.matched_tokens = matched;
+            report.first_difference = report.first_difference.filter(|&at| at >= matched);
+        }
+    }
 }
 
 /// See the [module](self).
@@ -131,6 +159,11 @@ pub(crate) struct PrefixCache {
     pub status: PrefixStatus,
     pub ghosts: Ghosts,
     pub scratch: crate::evict::Scratch,
+    /// Published entries that the tiers have not copied yet; empty unless `announces`.
+    pub fresh: VecDeque<Fresh>,
+    /// Entries that fell out of it.
+    pub fresh_lost: u64,
+    pub announces: bool,
 }
 
 impl PrefixCache {
@@ -159,6 +192,9 @@ impl PrefixCache {
             status: PrefixStatus::default(),
             ghosts: Ghosts::default(),
             scratch: crate::evict::Scratch::default(),
+            fresh: VecDeque::new(),
+            fresh_lost: 0,
+            announces: false,
         }
     }
 
@@ -177,7 +213,7 @@ impl PrefixCache {
 
     /// Finds where a request can start. `hashes` are those of the full blocks of its prompt.
     pub fn lookup(&self, request: &Request, hashes: &[BlockHash]) -> Found {
-        let mut found = Found { path: Vec::new(), hit: 0, report: PrefixReport::default() };
+        let mut found = Found { path: Vec::new(), hit: 0, restored: false, report: PrefixReport::default() };
         if !self.options.on {
             return found;
         }
@@ -219,7 +255,8 @@ impl PrefixCache {
         };
         let tokens = |blocks: u32| blocks * LOGICAL_BLOCK;
         let (cached_tokens, matched_tokens) = (tokens(found.hit), tokens(matched as u32));
-        found.report = PrefixReport { cached_tokens, matched_tokens, first_difference, ended_by };
+        found.report =
+            PrefixReport { cached_tokens, matched_tokens, first_difference, ended_by, ..PrefixReport::default() };
         found
     }
 
@@ -289,7 +326,9 @@ impl PrefixCache {
                 blocks.adopt(&self.layout, pools, group, index as u32, block);
             }
         }
-        if let Some(id) = reused.last() {
+        if let Some(id) = reused.last()
+            && !found.restored
+        {
             let checkpoint = self.nodes[id.0 as usize].checkpoint.as_mut().expect("a hit ends at a checkpoint");
             (checkpoint.last_use, checkpoint.uses) = (now, checkpoint.uses + 1);
             for &(group, index, block) in &checkpoint.blocks {
@@ -313,8 +352,10 @@ impl PrefixCache {
         if self.options.on {
             self.status.queries += 1;
             self.status.query_tokens += prompt as u64;
-            self.status.hits += u64::from(found.hit > 0);
+            self.status.hits += u64::from(found.report.cached_tokens > 0);
             self.status.hit_tokens += u64::from(found.report.cached_tokens);
+            self.status.host_tokens += u64::from(found.report.host_tokens);
+            self.status.disk_tokens += u64::from(found.report.disk_tokens);
         }
     }
 
@@ -393,6 +434,7 @@ impl PrefixCache {
 
     /// Marks the path of a sequence that ends as used until now.
     pub fn leave(&mut self, reuse: &Reuse, now: u64) {
+        self.announce_answer(reuse.answer);
         let mut next = reuse.node;
         while let Some(id) = next {
             let node = self.node_mut(id);

@@ -12,6 +12,10 @@ use longwave_model::geometry::{Bucket, LOGICAL_BLOCK};
 pub struct PrefixReport {
     /// Prompt tokens that were not computed again.
     pub cached_tokens: u32,
+    /// Of them, those that came back from host memory.
+    pub host_tokens: u32,
+    /// Of them, those that came back from disk.
+    pub disk_tokens: u32,
     /// Prompt tokens whose long-lived blocks were found; more than `cached_tokens` when a checkpoint was missing.
     pub matched_tokens: u32,
     /// Position of the first token that differs from the closest cached text behind `matched_tokens`, if there is one.
@@ -57,7 +61,14 @@ pub enum PrefixEnd {
 impl fmt::Display for PrefixReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (cached, matched) = (self.cached_tokens, self.matched_tokens);
-        write!(f, "{cached} prompt tokens came from the cache: ")?;
+        write!(f, "{cached} prompt tokens came from the cache")?;
+        match (self.host_tokens, self.disk_tokens) {
+            (0, 0) => {}
+            (host, 0) => write!(f, " ({host} of them from host memory)")?,
+            (0, disk) => write!(f, " ({disk} of them from disk)")?,
+            (host, disk) => write!(f, " ({host} of them from host memory, {disk} from disk)")?,
+        }
+        write!(f, ": ")?;
         match self.ended_by {
             PrefixEnd::Off => write!(f, "it is off"),
             PrefixEnd::EveryPositionWanted => write!(f, "the logits of every position are asked for"),
@@ -99,6 +110,10 @@ pub struct PrefixStatus {
     pub hits: u64,
     /// Prompt tokens that were not computed again.
     pub hit_tokens: u64,
+    /// Of them, those that came back from host memory.
+    pub host_tokens: u64,
+    /// Of them, those that came back from disk.
+    pub disk_tokens: u64,
     /// Blocks of tokens that are cached.
     pub nodes: u64,
     /// Checkpoints that are cached.
@@ -122,12 +137,15 @@ mod tests {
             matched_tokens: 768,
             first_difference: Some(800),
             ended_by: PrefixEnd::CheckpointEvicted { pool: Bucket::Large },
+            ..PrefixReport::default()
         };
         assert_eq!(
             report.to_string(),
             "512 prompt tokens came from the cache: 768 match, but the window and compressor state where they end was \
              evicted when the large pool was full; the closest cached text differs first at token 800"
         );
+        let report = PrefixReport { cached_tokens: 512, disk_tokens: 256, ..PrefixReport::default() };
+        assert!(report.to_string().starts_with("512 prompt tokens came from the cache (256 of them from disk): "));
         assert_eq!(PrefixReport::default().to_string(), "0 prompt tokens came from the cache: it is off");
     }
 }

@@ -9,4 +9,5 @@ mod handle;
 mod prefix;
 mod requests;
 mod simulation;
+mod tiers;
 mod world;
