@@ -1,10 +1,10 @@
 //! The disk tier as the engine sees it: which records are in the directory, which go first, what failed.
 //!
 //! All decisions are made here, on the engine's thread; the queue only moves bytes. A record counts for the limit from
-//! the moment it is queued and can be read once it is written. Files of other models and versions count too and go
+//! the moment it is queued; until it is written it is read from the queue. Files of other models and versions count too and go
 //! first. After [`WRITE_FAULTS`] failed writes in a row nothing more is written; serving goes on either way.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,8 +22,8 @@ const WRITE_FAULTS: u32 = 3;
 pub(crate) struct Disk {
     shelf: Shelf,
     limit: u64,
-    /// Queued and not on disk yet.
-    unwritten: BTreeSet<Key>,
+    /// Writes that are queued; a record that was evicted and comes again may have several.
+    unwritten: BTreeMap<Key, (u32, Arc<Vec<u8>>)>,
     /// Files of ours that this engine cannot read, longest unused first.
     others: VecDeque<(String, u64)>,
     others_bytes: u64,
@@ -34,6 +34,7 @@ pub(crate) struct Disk {
     pub discarded: u64,
     faults_in_row: u32,
     pub read_only: bool,
+    closed: bool,
     /// Keeps other servers out until the engine is gone.
     _lock: File,
 }
@@ -51,7 +52,7 @@ impl Disk {
         let mut disk = Disk {
             shelf: Shelf::new(limit),
             limit,
-            unwritten: BTreeSet::new(),
+            unwritten: BTreeMap::new(),
             others_bytes: scan.others.iter().map(|o| o.1).sum(),
             others: scan.others.into(),
             digest: form.digest,
@@ -61,6 +62,7 @@ impl Disk {
             discarded: scan.discarded,
             faults_in_row: 0,
             read_only: false,
+            closed: false,
             _lock: lock,
         };
         // Time is counted in bytes: a file is as old as all that was used after it is long.
@@ -88,9 +90,9 @@ impl Disk {
         self.shelf.contains(key)
     }
 
-    /// Whether a record can be read.
-    pub fn can_read(&self, key: Key) -> bool {
-        self.shelf.contains(key) && !self.unwritten.contains(&key)
+    /// A record that is still on its way.
+    pub fn queued(&self, key: Key) -> Option<Arc<Vec<u8>>> {
+        self.unwritten.get(&key).filter(|_| self.contains(key)).map(|queued| queued.1.clone())
     }
 
     /// Queues a record, with room made for it. The queue must have room.
@@ -104,7 +106,7 @@ impl Disk {
         if gone.contains(&key) {
             self.counts.skipped += 1;
         } else {
-            self.unwritten.insert(key);
+            self.unwritten.entry(key).or_insert_with(|| (0, record.clone())).0 += 1;
             self.queue.write(key, record);
         }
         self.drop_files(gone.into_iter().filter(|k| *k != key).collect());
@@ -126,7 +128,6 @@ impl Disk {
 
     fn drop_files(&mut self, keys: Vec<Key>) {
         for key in keys {
-            self.unwritten.remove(&key);
             self.counts.evicted += 1;
             self.queue.remove(directory::name_of(&self.digest, key));
         }
@@ -145,13 +146,18 @@ impl Disk {
 
     /// Takes note of a write.
     pub fn wrote(&mut self, key: Key, error: Option<String>) {
+        let queued = self.unwritten.get_mut(&key).expect("only what was queued is written");
+        queued.0 -= 1;
+        let more = queued.0;
+        if more == 0 {
+            self.unwritten.remove(&key);
+        }
         let Some(error) = error else {
             self.faults_in_row = 0;
             self.counts.stored += 1;
-            self.unwritten.remove(&key);
             return;
         };
-        if self.unwritten.remove(&key) {
+        if more == 0 {
             self.shelf.remove(key);
         }
         self.counts.failed += 1;
@@ -167,7 +173,12 @@ impl Disk {
                 self.wrote(key, error);
             }
         }
-        self.read_only = true;
+        self.closed = true;
+    }
+
+    /// Whether it takes records.
+    pub fn takes(&self) -> bool {
+        !self.read_only && !self.closed
     }
 
     pub fn status(&self) -> TierStatus {

@@ -72,6 +72,15 @@ impl Staged {
     }
 }
 
+/// A record on its way to the device.
+#[derive(Clone)]
+struct Loaded {
+    record: Arc<Vec<u8>>,
+    source: Source,
+    /// The thread that read it has checked it.
+    checked: bool,
+}
+
 /// Reading for a request.
 pub(crate) struct Load {
     pub id: RequestId,
@@ -79,17 +88,19 @@ pub(crate) struct Load {
     plan: Plan,
     /// Records still to come.
     missing: u32,
-    /// Those from host memory are not checked yet.
-    records: BTreeMap<Key, (Arc<Vec<u8>>, Source)>,
+    records: BTreeMap<Key, Loaded>,
+    /// A record was bad.
     failed: bool,
+    /// The next record did not come.
+    given_up: bool,
     /// When the last record came.
     moved: Instant,
 }
 
 impl Load {
-    /// Whether no more records come.
+    /// Whether no more records come. After a bad one the rest is still read, so that all bad ones are found.
     pub fn is_over(&self) -> bool {
-        self.failed || self.missing == 0
+        self.given_up || self.missing == 0
     }
 }
 
@@ -128,7 +139,7 @@ impl Tiers {
         let most = (request.prompt.len() as u32 - 1) / LOGICAL_BLOCK;
         let Some(plan) = self.plan(hashes, found, most) else { return Reach::Device };
         let mut keys = keys(plan, hashes);
-        if keys.all(|key| self.host.as_ref().is_some_and(|h| h.contains(key))) {
+        if keys.all(|key| self.in_memory(key).is_some()) {
             return Reach::Tiers(plan);
         }
         if self.load.is_none() {
@@ -142,7 +153,7 @@ impl Tiers {
     fn plan(&self, hashes: &[BlockHash], found: &Found, most: u32) -> Option<Plan> {
         let has = |block: u32, kind| {
             let key = Key { hash: hashes[block as usize], kind };
-            self.host.as_ref().is_some_and(|h| h.contains(key)) || self.disk.as_ref().is_some_and(|d| d.can_read(key))
+            self.host.as_ref().is_some_and(|h| h.contains(key)) || self.disk.as_ref().is_some_and(|d| d.contains(key))
         };
         let mut matched = found.matched();
         while matched < most && has(matched, Kind::Node) {
@@ -153,7 +164,6 @@ impl Tiers {
     }
 
     fn start_load(&mut self, id: RequestId, request: &Request, hashes: &[BlockHash], plan: Plan) {
-        let Some(disk) = &mut self.disk else { return };
         self.loads += 1;
         let mut load = Load {
             id,
@@ -162,18 +172,18 @@ impl Tiers {
             missing: 0,
             records: BTreeMap::new(),
             failed: false,
+            given_up: false,
             moved: Instant::now(),
         };
         let nodes = (plan.first..plan.end).map(|block| (block, Kind::Node));
         for (block, kind) in nodes.chain([(plan.end - 1, Kind::Checkpoint)]) {
             let title = title(request, hashes, block, kind);
-            match self.host.as_ref().and_then(|h| h.get(title.key)) {
-                // Checked when it is used; held here so that it stays until then.
-                Some(record) => drop(load.records.insert(title.key, (record, Source::Host))),
-                None => {
-                    load.missing += 1;
-                    disk.queue.read(load.serial, title);
-                }
+            if let Some(loaded) = self.in_memory(title.key) {
+                // Held here so that it stays until it is used.
+                load.records.insert(title.key, loaded);
+            } else if let Some(disk) = &self.disk {
+                load.missing += 1;
+                disk.queue.read(load.serial, title);
             }
         }
         self.load = Some(load);
@@ -188,7 +198,7 @@ impl Tiers {
         load.moved = Instant::now();
         load.missing -= 1;
         match record {
-            Ok(record) => drop(load.records.insert(key, (record, Source::Disk))),
+            Ok(record) => drop(load.records.insert(key, Loaded { record, source: Source::Disk, checked: true })),
             Err(_) => load.failed = true,
         }
     }
@@ -197,8 +207,8 @@ impl Tiers {
     pub(super) fn watch_load(&mut self) {
         let (Some(load), Some(disk)) = (&mut self.load, &mut self.disk) else { return };
         let stuck = load.missing > 0 && (disk.queue.ended() || load.moved.elapsed() > PATIENCE);
-        if stuck && !load.failed {
-            load.failed = true;
+        if stuck && !load.given_up {
+            (load.failed, load.given_up) = (true, true);
             disk.counts.failed += 1;
             disk.fault = Some(format!("no record came for {} s", PATIENCE.as_secs()));
             // The next plan would only wait as long again.
@@ -236,8 +246,8 @@ impl Tiers {
         let loaded = load.map(|load| load.records).unwrap_or_default();
         let mut take = |block, kind| {
             let title = title(request, hashes, block, kind);
-            let record = self.take_record(&title, loaded.get(&title.key).cloned());
-            record.map(|(record, source)| (record, title, source))
+            let loaded = loaded.get(&title.key).cloned().or_else(|| self.in_memory(title.key))?;
+            self.is_good(&loaded, &title).then_some((loaded.record, title, loaded.source))
         };
         let nodes: Option<Vec<_>> = (plan.first..plan.end).map(|block| take(block, Kind::Node)).collect();
         let checkpoint = take(plan.end - 1, Kind::Checkpoint);
@@ -251,18 +261,27 @@ impl Tiers {
         Some(Staged { end: plan.end, nodes, checkpoint })
     }
 
-    /// A checked record: from the load, where the disk's thread checked it, or from host memory.
-    fn take_record(&mut self, title: &Title, loaded: Option<(Arc<Vec<u8>>, Source)>) -> Option<(Arc<Vec<u8>>, Source)> {
-        let (record, source) =
-            loaded.or_else(|| self.host.as_ref().and_then(|h| h.get(title.key)).map(|r| (r, Source::Host)))?;
-        if source == Source::Host && self.form.check(&record, title).is_err() {
-            if let Some(host) = &mut self.host {
+    /// A record that need not be read: of host memory, or on its way to the disk.
+    fn in_memory(&self, key: Key) -> Option<Loaded> {
+        let held = self.host.as_ref().and_then(|h| h.get(key)).map(|record| (record, Source::Host));
+        let queued = || self.disk.as_ref().and_then(|d| d.queued(key)).map(|record| (record, Source::Disk));
+        held.or_else(queued).map(|(record, source)| Loaded { record, source, checked: false })
+    }
+
+    /// Whether a record is what it should be; else it is forgotten.
+    fn is_good(&mut self, loaded: &Loaded, title: &Title) -> bool {
+        if loaded.checked || self.form.check(&loaded.record, title).is_ok() {
+            return true;
+        }
+        match (loaded.source, &mut self.host, &mut self.disk) {
+            (Source::Host, Some(host), _) => {
                 host.remove(title.key);
                 host.counts.failed += 1;
             }
-            return None;
+            (Source::Disk, _, Some(disk)) => disk.forget(title.key, "a record changed before it was written".into()),
+            _ => {}
         }
-        Some((record, source))
+        false
     }
 
     fn count_restored(&mut self, record: &Arc<Vec<u8>>, title: &Title, source: Source) {

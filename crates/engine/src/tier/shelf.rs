@@ -2,7 +2,8 @@
 //!
 //! A record is worth the tokens that it saves per byte, halved whenever as many bytes as the tier holds were added since
 //! its last use. A block goes only when no record of the tier hangs on it: no child and no checkpoint. Checkpoints go at any
-//! time; one saves the distance to the checkpoint before it, and the blocks between count as its bytes. A checkpoint that
+//! time; one saves the distance to the checkpoint before it, the blocks between count as its bytes, and those that only
+//! led to it go with it. A checkpoint that
 //! the only text behind it has passed counts for [`PASSED`] of that, as in the prefix cache. Assumes that the caller
 //! removes the data of what is evicted. Refuses a record that is larger than the tier. Knows no clock.
 
@@ -113,16 +114,31 @@ impl Shelf {
             }
             self.remove(key);
             gone.push(key);
+            if key.kind == Kind::Checkpoint {
+                self.remove_chain(key.hash, &mut gone);
+            }
         }
         gone
     }
 
+    /// Takes out the blocks that only led to a checkpoint that went.
+    fn remove_chain(&mut self, mut hash: BlockHash, gone: &mut Vec<Key>) {
+        while !self.hanging.contains_key(&hash)
+            && let Some(&entry) = self.entries.get(&Key { hash, kind: Kind::Node })
+        {
+            self.remove(Key { hash, kind: Kind::Node });
+            gone.push(Key { hash, kind: Kind::Node });
+            hash = entry.parent;
+        }
+    }
+
     /// Marks a record as used now.
     pub fn touch(&mut self, key: Key) {
-        let now = self.added;
-        if self.entries.get(&key).is_some_and(|e| e.used != now) {
+        if self.contains(key) {
+            // Later than all that was added before.
+            self.added += 1;
             self.unlist(key);
-            self.entries.entry(key).and_modify(|e| e.used = now);
+            self.entries.entry(key).and_modify(|e| e.used = self.added);
             self.list(key);
         }
     }
@@ -241,8 +257,8 @@ mod tests {
         (1..=3).for_each(|d| shelf.touch(node(1, d)));
         shelf.touch(checkpoint(1, 3));
         let gone = put(&mut shelf, 3, 3);
-        assert_eq!(gone, [checkpoint(2, 3), node(2, 3)]);
-        assert_eq!((shelf.bytes(), shelf.len()), (1400, 9));
+        assert_eq!(gone, [checkpoint(2, 3), node(2, 3), node(2, 2), node(2, 1)], "what led to it is of no use alone");
+        assert_eq!((shelf.bytes(), shelf.len()), (1200, 8));
     }
 
     #[test]
@@ -254,7 +270,7 @@ mod tests {
         }
         // Passed ones before the one at the end, that with two blocks behind the other at 2 before that at 2.
         let mut room = |bytes| shelf.put(node(2, 1), BlockHash::ROOT, 1, bytes).unwrap();
-        assert_eq!([room(100), room(400), room(700)].concat().len(), 2);
+        assert_eq!([room(100), room(400), room(600)].concat().len(), 2);
         let left = |d| shelf.contains(checkpoint(1, d));
         assert_eq!([left(2), left(4), left(5)], [false, false, true]);
     }

@@ -110,7 +110,7 @@ impl Tiers {
         let key = title.key;
         let bytes = self.form.record_bytes(key.kind, title.depth);
         let for_host = self.host.as_ref().is_some_and(|h| !h.contains(key));
-        let for_disk = self.disk.as_ref().is_some_and(|d| !d.read_only && !d.contains(key));
+        let for_disk = self.disk.as_ref().is_some_and(|d| d.takes() && !d.contains(key));
         if !for_host && !for_disk {
             return Some(0);
         }
