@@ -3,14 +3,16 @@
 //! A seeded set of requests runs plainly, one after the other, then again in every other way. Any difference is printed
 //! and makes the exit code 1. Assumes a CPU; the model is opened once per way.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use longwave_cpu::backend::{CpuBackend, CpuOptions};
 use longwave_cpu::forward::Model;
 use longwave_cpu::simd::{self, Level};
 use longwave_engine::proof::{self, Answer, Comparison};
 use longwave_engine::request::Request;
+use longwave_engine::tier::TierOptions;
 use longwave_engine::{Engine, EngineOptions};
 use longwave_model::{CacheFormats, Checkpoint};
 use serde_json::json;
@@ -52,10 +54,22 @@ struct Way {
     again: bool,
     /// Bytes for the cache.
     cache_bytes: u64,
+    /// Where evicted prefixes go; then the second serving must find some there.
+    tier: Tier,
     /// Instruction set.
     level: Level,
     /// Threads; 0 means all.
     threads: usize,
+}
+
+/// A tier below the cache.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tier {
+    None,
+    /// Host memory, below a cache that is too small for the set.
+    Host,
+    /// A directory, and another engine over it for the second serving.
+    Disk,
 }
 
 const PLAIN: Way = Way {
@@ -66,6 +80,7 @@ const PLAIN: Way = Way {
     drafts: 0,
     again: false,
     cache_bytes: 1 << 30,
+    tier: Tier::None,
     level: Level::Avx512,
     threads: 0,
 };
@@ -90,6 +105,8 @@ fn ways() -> Vec<Way> {
         Way { again: true, ..batch("reused prefixes", 256, 64) },
         Way { again: true, drafts: 3, ..batch("reused prefixes, drafts of 3", 64, 8) },
         Way { again: true, cache_bytes: 12 << 20, ..batch("reused prefixes, constant eviction", 128, 4) },
+        Way { again: true, tier: Tier::Host, cache_bytes: 12 << 20, ..batch("tier round trip, host", 256, 4) },
+        Way { again: true, tier: Tier::Disk, ..batch("tier round trip, disk and restart", 256, 8) },
         Way { drafts: 1, ..batch("drafts of 1", 512, 64) },
         Way { drafts: 3, ..batch("drafts of 3, 33 tokens a step", 33, 4) },
         Way { drafts: 7, ..PLAIN.named("drafts of 7, one by one") },
@@ -153,6 +170,7 @@ pub fn run(args: Args) -> Result<()> {
 /// Serves the set in one way.
 fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Request]) -> Result<Vec<Answer>> {
     simd::set_level(way.level);
+    let folder = TemporaryFolder::new()?;
     let mut pool = rayon::ThreadPoolBuilder::new();
     if way.threads > 0 {
         pool = pool.num_threads(way.threads);
@@ -172,9 +190,15 @@ fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Reque
             drafts: way.drafts,
             prefix_cache: way.again,
             checkpoint_interval: 512,
+            tiers: TierOptions {
+                host_bytes: if way.tier == Tier::Host { 1 << 30 } else { 0 },
+                directory: (way.tier == Tier::Disk).then(|| folder.0.clone()),
+                disk_bytes: 1 << 30,
+                ..TierOptions::default()
+            },
             ..EngineOptions::default()
         };
-        let mut engine = Engine::new(CpuBackend::new(model, options)?, engine_options);
+        let mut engine = Engine::open(CpuBackend::new(model, options)?, engine_options.clone())?;
         if way.seats == 0 {
             return Ok(requests
                 .iter()
@@ -184,10 +208,39 @@ fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Reque
         if way.again {
             proof::serve(&mut engine, requests, 2);
         }
-        Ok(proof::serve(&mut engine, requests, 2))
+        if way.tier == Tier::Disk {
+            engine.stop("a restart");
+            drop(engine);
+            let model = Model::new(checkpoint, args.numerics, formats);
+            engine = Engine::open(CpuBackend::new(model, options)?, engine_options)?;
+        }
+        let answers = proof::serve(&mut engine, requests, 2);
+        let (name, prefix) = (way.name, engine.status().prefix);
+        match way.tier {
+            Tier::Host if prefix.host_tokens == 0 => bail!("{name}: nothing came back from host memory"),
+            Tier::Disk if prefix.disk_tokens == 0 => bail!("{name}: nothing came back from disk"),
+            Tier::None | Tier::Host | Tier::Disk => Ok(answers),
+        }
     });
     simd::set_level(Level::Avx512);
     answers
+}
+
+/// A folder for one way, removed with what is in it.
+struct TemporaryFolder(PathBuf);
+
+impl TemporaryFolder {
+    fn new() -> Result<TemporaryFolder> {
+        let path = std::env::temp_dir().join(format!("longwave-prove-{}", std::process::id()));
+        std::fs::create_dir_all(&path).with_context(|| format!("{} cannot be made", path.display()))?;
+        Ok(TemporaryFolder(path))
+    }
+}
+
+impl Drop for TemporaryFolder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 fn header() -> String {

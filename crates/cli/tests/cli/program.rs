@@ -118,6 +118,12 @@ impl Server {
         self.log.split("ready on http://").nth(1).unwrap().split_whitespace().next().unwrap()
     }
 
+    /// Ends it at once, as a crash would.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
     /// Sends SIGTERM.
     pub fn terminate(&self) {
         assert!(Command::new("kill").arg(self.child.id().to_string()).status().unwrap().success());

@@ -8,3 +8,4 @@ mod invariance;
 mod rig;
 mod served;
 mod spy;
+mod tiers;
