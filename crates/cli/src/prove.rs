@@ -14,7 +14,8 @@ use longwave_engine::proof::{self, Answer, Comparison};
 use longwave_engine::request::Request;
 use longwave_engine::tier::TierOptions;
 use longwave_engine::{Engine, EngineOptions};
-use longwave_model::{CacheFormats, Checkpoint};
+use longwave_model::geometry::LOGICAL_BLOCK;
+use longwave_model::{CacheFormats, CacheLayout, Checkpoint};
 use serde_json::json;
 
 use crate::load::{self, ModelArgs};
@@ -105,7 +106,7 @@ fn ways() -> Vec<Way> {
         Way { again: true, ..batch("reused prefixes", 256, 64) },
         Way { again: true, drafts: 3, ..batch("reused prefixes, drafts of 3", 64, 8) },
         Way { again: true, cache_bytes: 12 << 20, ..batch("reused prefixes, constant eviction", 128, 4) },
-        Way { again: true, tier: Tier::Host, cache_bytes: 12 << 20, ..batch("tier round trip, host", 256, 4) },
+        Way { again: true, tier: Tier::Host, ..batch("tier round trip, host", 256, 1) },
         Way { again: true, tier: Tier::Disk, ..batch("tier round trip, disk and restart", 256, 8) },
         Way { drafts: 1, ..batch("drafts of 1", 512, 64) },
         Way { drafts: 3, ..batch("drafts of 3, 33 tokens a step", 33, 4) },
@@ -182,7 +183,7 @@ fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Reque
             seats: way.seats.max(1),
             step_tokens: way.step_tokens,
             context: 8192,
-            cache_bytes: way.cache_bytes,
+            cache_bytes: if way.tier == Tier::Host { least(&model, requests) } else { way.cache_bytes },
             drafts: way.drafts,
         };
         let engine_options = EngineOptions {
@@ -208,6 +209,9 @@ fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Reque
         if way.again {
             proof::serve(&mut engine, requests, 2);
         }
+        if way.tier == Tier::Host {
+            proof::serve(&mut engine, &others(requests), 1);
+        }
         if way.tier == Tier::Disk {
             engine.stop("a restart");
             drop(engine);
@@ -216,14 +220,40 @@ fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Reque
         }
         let answers = proof::serve(&mut engine, requests, 2);
         let (name, prefix) = (way.name, engine.status().prefix);
+        // Shorter prompts reuse nothing.
+        let any = longest(requests) > LOGICAL_BLOCK as usize;
         match way.tier {
-            Tier::Host if prefix.host_tokens == 0 => bail!("{name}: nothing came back from host memory"),
-            Tier::Disk if prefix.disk_tokens == 0 => bail!("{name}: nothing came back from disk"),
+            Tier::Host if any && prefix.host_tokens == 0 => bail!("{name}: nothing came back from host memory"),
+            Tier::Disk if any && prefix.disk_tokens == 0 => bail!("{name}: nothing came back from disk"),
             Tier::None | Tier::Host | Tier::Disk => Ok(answers),
         }
     });
     simd::set_level(Level::Avx512);
     answers
+}
+
+fn longest(requests: &[Request]) -> usize {
+    requests.iter().map(|r| r.prompt.len()).max().unwrap_or(0)
+}
+
+/// Bytes of a cache that holds the longest request and hardly more.
+fn least(model: &Model, requests: &[Request]) -> u64 {
+    let layout = CacheLayout::new(&model.config, model.formats);
+    let outputs = requests.iter().map(|r| r.max_tokens as usize).max().unwrap_or(0);
+    let blocks = (longest(requests) + outputs).div_ceil(LOGICAL_BLOCK as usize) as u64;
+    layout.bytes(layout.sliding_units(0).map(|u| 2 * u)) + layout.bytes(layout.long_lived_units()) * (blocks + 1)
+}
+
+/// Requests that push everything out of such a cache: as long as the longest, with other texts.
+fn others(requests: &[Request]) -> Vec<Request> {
+    let Some(longest) = requests.iter().max_by_key(|r| r.prompt.len()) else { return Vec::new() };
+    let other = |i: usize| {
+        let mut request = longest.clone();
+        request.prompt.reverse();
+        request.prompt.rotate_left(i);
+        request
+    };
+    (0..4).map(other).collect()
 }
 
 /// A folder for one way, removed with what is in it.
