@@ -253,7 +253,7 @@ fn others(requests: &[Request]) -> Vec<Request> {
         request.prompt.rotate_left(i);
         request
     };
-    (0..4).map(other).collect()
+    (0..2).map(other).collect()
 }
 
 /// A folder for one way, removed with what is in it.

@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::program::Server;
@@ -44,6 +45,12 @@ fn send(server: &Server, text: u64) -> TcpStream {
     stream
 }
 
+/// Whether a record is being written, or was when a server died.
+fn has_half_a_file(folder: &Path) -> bool {
+    let mut names = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name());
+    names.any(|name| name.to_string_lossy().ends_with(".tmp"))
+}
+
 /// What was chosen and how likely it was, and how many prompt tokens were reused.
 fn answer(mut stream: TcpStream) -> (serde_json::Value, u64) {
     let mut text = String::new();
@@ -64,7 +71,7 @@ fn fifty_kills_while_records_are_written_never_give_a_wrong_hit() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
     let mut state = 7;
-    let (mut restored, mut cut_short, mut thrown_away) = (0, 0, 0);
+    let (mut restored, mut cut_short, mut thrown_away, mut half_written) = (0, 0, 0, 0);
     for kill in 0..KILLS {
         // Sometimes the directory is too small for all texts, so that files are removed as well.
         let size = if kill % 3 == 0 { "3M" } else { "1G" };
@@ -75,17 +82,28 @@ fn fifty_kills_while_records_are_written_never_give_a_wrong_hit() {
         assert_eq!(got, right[checked as usize], "kill {kill}: {cached} tokens were reused");
         restored += u64::from(cached > 0);
         let started = Instant::now();
-        let others: Vec<TcpStream> = (0..2).map(|_| send(&server, random(&mut state) % TEXTS)).collect();
-        // From before their prompts are computed to after the last file was written.
-        let moment = Duration::from_micros(random(&mut state) % 400_000);
-        std::thread::sleep(moment.saturating_sub(started.elapsed()));
+        // One text that may be there already and one that is new, so that something is written.
+        let others = [random(&mut state) % TEXTS, 1000 + kill].map(|text| send(&server, text));
+        if kill % 2 == 0 {
+            // From before the prompts are computed to after the last file was written.
+            let moment = Duration::from_micros(random(&mut state) % 400_000);
+            std::thread::sleep(moment.saturating_sub(started.elapsed()));
+        } else {
+            // In the middle of a file.
+            while !has_half_a_file(folder.path()) && started.elapsed() < Duration::from_millis(600) {}
+        }
         let mut early = [0; 1];
         cut_short += others.iter().filter(|o| o.set_nonblocking(true).is_ok() && o.peek(&mut early).is_err()).count();
         server.kill();
+        half_written += u64::from(has_half_a_file(folder.path()));
     }
     println!(
-        "{restored} of {KILLS} runs reused records, {cut_short} requests were cut short, {thrown_away} runs threw files away"
+        "{restored} of {KILLS} runs reused records, {cut_short} requests were cut short, {half_written} kills left half a \
+         file, {thrown_away} starts threw files away"
     );
     assert!(restored >= KILLS / 5, "only {restored} runs reused a record");
     assert!(cut_short > 0, "no request was under way when its server died");
+    assert!(half_written > 0, "no kill came in the middle of a file");
+    // The last kill has no start after it.
+    assert!(half_written.abs_diff(thrown_away) <= 1, "{half_written} left half a file, {thrown_away} starts found one");
 }
