@@ -7,6 +7,7 @@ mod contract;
 mod cost;
 mod handle;
 mod prefix;
+mod record_files;
 mod requests;
 mod simulation;
 mod tiers;
