@@ -119,7 +119,7 @@ fn title(request: &Request, hashes: &[BlockHash], block: u32, kind: Kind) -> Tit
 impl Tiers {
     /// How a waiting request gets on; starts to read what it needs from disk.
     pub fn reach(&mut self, id: RequestId, request: &Request, hashes: &[BlockHash], found: &Found) -> Reach {
-        if !self.is_on() || request.logits == ReturnLogits::All || self.tries.get(&id).is_some_and(|&n| n >= TRIES) {
+        if !self.is_on() || request.logits == ReturnLogits::All {
             return Reach::Device;
         }
         if let Some(load) = &self.load
@@ -135,6 +135,9 @@ impl Tiers {
             }
             self.end_load();
             *self.tries.entry(id).or_default() += 1;
+        }
+        if self.tries.get(&id).is_some_and(|&n| n >= TRIES) {
+            return Reach::Device;
         }
         let most = (request.prompt.len() as u32 - 1) / LOGICAL_BLOCK;
         let Some(plan) = self.plan(hashes, found, most) else { return Reach::Device };
@@ -301,4 +304,44 @@ impl Tiers {
 fn keys(plan: Plan, hashes: &[BlockHash]) -> impl Iterator<Item = Key> {
     let nodes = (plan.first..plan.end).map(|block| Key { hash: hashes[block as usize], kind: Kind::Node });
     nodes.chain([Key { hash: hashes[plan.end as usize - 1], kind: Kind::Checkpoint }])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::chain;
+    use crate::testing::{Folder, cache, record, tiny_layout};
+    use crate::tier::record::Form;
+    use crate::tier::{TierOptions, digest, directory};
+
+    #[test]
+    fn a_read_that_does_not_come_is_given_up_for_good() {
+        let folder = Folder::new();
+        let form = Form { layout: tiny_layout(), digest: digest::layout_digest(&tiny_layout(), &[0; 32]) };
+        let request = crate::testing::request((0..600).collect(), 1);
+        let hashes = chain(0, &request.prompt);
+        for (block, kind) in [(0, Kind::Node), (1, Kind::Node), (1, Kind::Checkpoint)] {
+            let title = title(&request, &hashes, block, kind);
+            directory::write(folder.path(), &form, title.key, &record(&form, &title)).unwrap();
+        }
+        let (directory, inline) = (Some(folder.path().to_owned()), true);
+        let options = TierOptions { directory, disk_bytes: 1 << 30, inline, ..TierOptions::default() };
+        let mut tiers = Tiers::open(&options, &tiny_layout(), || [0; 32]).unwrap();
+        let found = cache(0).lookup(&request, &hashes);
+        let (first, second) = (RequestId(1), RequestId(2));
+        assert_eq!(tiers.reach(first, &request, &hashes, &found), Reach::Wait);
+        assert_eq!(tiers.reach(second, &request, &hashes, &found), Reach::Wait);
+        assert!(tiers.is_parked(first) && tiers.is_parked(second));
+        tiers.load.as_mut().unwrap().moved -= 2 * PATIENCE;
+        tiers.watch_load();
+        assert!(!tiers.is_parked(first));
+        assert_eq!(tiers.reach(first, &request, &hashes, &found), Reach::Device);
+        assert_eq!(tiers.status().disk.failed, 1);
+        // Another request may find the disk awake.
+        assert_eq!(tiers.reach(second, &request, &hashes, &found), Reach::Wait);
+        (0..4).for_each(|_| tiers.poll());
+        assert_eq!(tiers.reach(second, &request, &hashes, &found), Reach::Tiers(Plan { first: 0, end: 2, matched: 2 }));
+        let staged = tiers.take_records(second, &request, &hashes, Plan { first: 0, end: 2, matched: 2 });
+        assert_eq!(staged.unwrap().tokens(0), (0, 512));
+    }
 }
