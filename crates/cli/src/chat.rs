@@ -13,6 +13,7 @@ use longwave_text::{ChatDefaults, ChatPlan, Reply, ReplyEnd, ReplyEvent};
 use serde_json::{Map, Value, json};
 
 use crate::load::{self, Loaded, ModelArgs};
+use crate::tiers::TierArgs;
 use crate::units;
 
 /// Arguments of `longwave chat`.
@@ -20,6 +21,8 @@ use crate::units;
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    tiers: TierArgs,
     /// Text that the conversation starts with.
     #[arg(long)]
     system: Option<String>,
@@ -47,14 +50,17 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// Runs the REPL.
 pub fn run(args: Args) -> Result<()> {
-    let model = load::open(&args.model)?;
+    let (tiers, notes) = args.tiers.check(!args.model.no_enable_prefix_caching)?;
+    notes.iter().for_each(|note| eprintln!("longwave: {note}"));
+    let model = load::open(&args.model, tiers)?;
     watch_interrupts()?;
     let mut messages: Vec<Value> = args.system.iter().map(|s| json!({"role": "system", "content": s})).collect();
     let first = messages.len();
     if let Some(text) = &args.quick {
         messages.push(json!({"role": "user", "content": text}));
-        answer(&model, &args, &messages)?;
-        return Ok(());
+        let answered = answer(&model, &args, &messages);
+        model.engine.shutdown();
+        return answered.map(drop);
     }
     let tty = std::io::stdin().is_terminal();
     if tty {
@@ -65,10 +71,10 @@ pub fn run(args: Args) -> Result<()> {
         if tty {
             eprint!("> ");
         }
-        let Some(line) = lines.next() else { return Ok(()) };
+        let Some(line) = lines.next() else { break };
         match line?.trim() {
             "" if tty => continue,
-            "" => return Ok(()),
+            "" => break,
             "/reset" => {
                 messages.truncate(first);
                 eprintln!("(forgotten)");
@@ -90,6 +96,9 @@ pub fn run(args: Args) -> Result<()> {
             }
         }
     }
+    // What is to be kept is on disk before the process ends.
+    model.engine.shutdown();
+    Ok(())
 }
 
 /// Streams one answer to the terminal and returns it as a message of the conversation.

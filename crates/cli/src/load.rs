@@ -12,11 +12,12 @@ use longwave_cpu::forward::Model;
 use longwave_cpu::numerics::Profile;
 use longwave_engine::engine::EngineOptions;
 use longwave_engine::handle::{self, EngineHandle};
+use longwave_engine::tier::TierOptions;
 use longwave_model::{CacheFormats, Checkpoint, IndexFormat, MainFormat};
 use longwave_serve::SamplingDefaults;
 use longwave_text::{EffortTable, Tokenizer};
 
-use crate::{source, units};
+use crate::{source, tiers, units};
 
 /// The tiny checkpoint that is part of the program.
 pub mod tiny {
@@ -169,8 +170,8 @@ pub fn checkpoint(args: &ModelArgs) -> Result<Checkpoint> {
     }
 }
 
-/// Opens the model of `args`.
-pub fn open(args: &ModelArgs) -> Result<Loaded> {
+/// Opens the model of `args` with its tiers.
+pub fn open(args: &ModelArgs, tiers: TierOptions) -> Result<Loaded> {
     let checkpoint = checkpoint(args)?;
     let (tokenizer, name) = match &args.model {
         None => (Tokenizer::from_bytes(tiny::TOKENIZER)?, tiny::NAME.to_string()),
@@ -191,6 +192,7 @@ pub fn open(args: &ModelArgs) -> Result<Loaded> {
     let efforts = if checkpoint.config.dspark.is_some() { EffortTable::July } else { EffortTable::April };
     let model = Model::new(&checkpoint, args.numerics, formats);
     let options = cpu_options(args, &checkpoint, formats)?;
+    tiers::check_sizes(&tiers, &longwave_model::CacheLayout::new(&checkpoint.config, formats))?;
     let summary = format!(
         "{} ({}), {} on {} threads, cache {} main and {} index, {} for it{}",
         name,
@@ -207,9 +209,10 @@ pub fn open(args: &ModelArgs) -> Result<Loaded> {
         drafts: options.drafts,
         prefix_cache: !args.no_enable_prefix_caching,
         checkpoint_interval: args.checkpoint_interval,
+        tiers,
         ..EngineOptions::default()
     };
-    let engine = handle::start(backend, engine_options);
+    let engine = handle::open(backend, engine_options)?;
     Ok(Loaded {
         engine,
         tokenizer: Arc::new(tokenizer),

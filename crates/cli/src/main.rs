@@ -13,6 +13,7 @@ mod output;
 mod prove;
 mod serve;
 mod source;
+mod tiers;
 mod units;
 
 use std::process::ExitCode;
@@ -32,7 +33,7 @@ enum Command {
     /// Serve a model over HTTP (OpenAI chat completions).
     Serve(Box<serve::Args>),
     /// Talk to a model in the terminal.
-    Chat(chat::Args),
+    Chat(Box<chat::Args>),
     /// Show that requests give the same tokens and logits however they are served.
     Prove(Box<prove::Args>),
     /// Memory calculator: where the bytes of the cache go.
@@ -46,7 +47,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = argv::normalise(std::env::args_os()).and_then(|args| match Cli::parse_from(args).command {
         Command::Serve(args) => serve::run(*args),
-        Command::Chat(args) => chat::run(args),
+        Command::Chat(args) => chat::run(*args),
         Command::Prove(args) => prove::run(*args),
         Command::Kv(args) => kv::run(args),
         Command::Inspect(args) => inspect::run(args),

@@ -3,16 +3,19 @@
 //! A seeded set of requests runs plainly, one after the other, then again in every other way. Any difference is printed
 //! and makes the exit code 1. Assumes a CPU; the model is opened once per way.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use longwave_cpu::backend::{CpuBackend, CpuOptions};
 use longwave_cpu::forward::Model;
 use longwave_cpu::simd::{self, Level};
 use longwave_engine::proof::{self, Answer, Comparison};
 use longwave_engine::request::Request;
+use longwave_engine::tier::TierOptions;
 use longwave_engine::{Engine, EngineOptions, Status};
-use longwave_model::{CacheFormats, Checkpoint};
+use longwave_model::geometry::LOGICAL_BLOCK;
+use longwave_model::{CacheFormats, CacheLayout, Checkpoint};
 use serde_json::json;
 
 use crate::load::{self, ModelArgs};
@@ -63,10 +66,22 @@ struct Way {
     spill_bytes: u64,
     /// What must have happened, counted; without it the way proves nothing.
     must: Option<Must>,
+    /// Where evicted prefixes go; then the second serving must find some there.
+    tier: Tier,
     /// Instruction set.
     level: Level,
     /// Threads; 0 means all.
     threads: usize,
+}
+
+/// A tier below the cache.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tier {
+    None,
+    /// Host memory, below a cache that is too small for the set.
+    Host,
+    /// A directory, and another engine over it for the second serving.
+    Disk,
 }
 
 const PLAIN: Way = Way {
@@ -81,6 +96,7 @@ const PLAIN: Way = Way {
     urgent: false,
     spill_bytes: 1 << 30,
     must: None,
+    tier: Tier::None,
     level: Level::Avx512,
     threads: 0,
 };
@@ -117,6 +133,18 @@ fn ways() -> Vec<Way> {
         },
         Way { must: REPLAY, again: true, forget: true, ..batch("evicted checkpoints, window replay", 256, 4) },
         Way { must: REPLAY, again: true, forget: true, drafts: 3, ..batch("the same, drafts of 3", 100, 4) },
+        Way {
+            again: true,
+            tier: Tier::Host,
+            must: Some(("token from host memory", |s| s.prefix.host_tokens)),
+            ..batch("tier round trip, host", 256, 1)
+        },
+        Way {
+            again: true,
+            tier: Tier::Disk,
+            must: Some(("token from disk", |s| s.prefix.disk_tokens)),
+            ..batch("tier round trip, disk and restart", 256, 8)
+        },
         Way { drafts: 1, ..batch("drafts of 1", 512, 64) },
         Way { drafts: 3, ..batch("drafts of 3, 33 tokens a step", 33, 4) },
         Way { drafts: 7, ..PLAIN.named("drafts of 7, one by one") },
@@ -194,6 +222,7 @@ fn behind_a_triangle(args: &Args, checkpoint: &Checkpoint, requests: &[Request])
 /// Serves the set in one way.
 fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Request]) -> Result<Vec<Answer>> {
     simd::set_level(way.level);
+    let folder = TemporaryFolder::new()?;
     let mut pool = rayon::ThreadPoolBuilder::new();
     if way.threads > 0 {
         pool = pool.num_threads(way.threads);
@@ -205,7 +234,7 @@ fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Reque
             seats: way.seats.max(1),
             step_tokens: way.step_tokens,
             context: 8192,
-            cache_bytes: way.cache_bytes,
+            cache_bytes: if way.tier == Tier::Host { least(&model, requests) } else { way.cache_bytes },
             drafts: way.drafts,
         };
         let engine_options = EngineOptions {
@@ -214,9 +243,15 @@ fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Reque
             prefix_cache: way.again,
             checkpoint_interval: 512,
             spill_bytes: way.spill_bytes,
+            tiers: TierOptions {
+                host_bytes: if way.tier == Tier::Host { 1 << 30 } else { 0 },
+                directory: (way.tier == Tier::Disk).then(|| folder.0.clone()),
+                disk_bytes: 1 << 30,
+                ..TierOptions::default()
+            },
             ..EngineOptions::default()
         };
-        let mut engine = Engine::new(CpuBackend::new(model, options)?, engine_options);
+        let mut engine = Engine::open(CpuBackend::new(model, options)?, engine_options.clone())?;
         if way.seats == 0 {
             let one = |r: &Request| proof::serve(&mut engine, std::slice::from_ref(r), 1).remove(0);
             return Ok(requests.iter().map(one).collect());
@@ -227,6 +262,15 @@ fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Reque
         if way.forget {
             engine.drop_checkpoints();
         }
+        if way.tier == Tier::Host {
+            proof::serve(&mut engine, &others(requests), 1);
+        }
+        if way.tier == Tier::Disk {
+            engine.stop("a restart");
+            drop(engine);
+            let model = Model::new(checkpoint, args.numerics, formats);
+            engine = Engine::open(CpuBackend::new(model, options)?, engine_options)?;
+        }
         let happened = |engine: &Engine<CpuBackend>| way.must.map_or(0, |(_, count)| count(&engine.status()));
         let before = happened(&engine);
         let answers = if way.urgent {
@@ -236,7 +280,10 @@ fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Reque
         } else {
             proof::serve(&mut engine, requests, 2)
         };
+        // Prompts of one block or less reuse nothing.
+        let possible = !way.again || longest(requests) > LOGICAL_BLOCK as usize;
         if let Some((what, _)) = way.must
+            && possible
             && happened(&engine) == before
         {
             bail!("{}: there was no {what}, so nothing was proved; ask for more --requests", way.name);
@@ -245,6 +292,47 @@ fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Reque
     });
     simd::set_level(Level::Avx512);
     answers
+}
+
+fn longest(requests: &[Request]) -> usize {
+    requests.iter().map(|r| r.prompt.len()).max().unwrap_or(0)
+}
+
+/// Bytes of a cache that holds the longest request and hardly more.
+fn least(model: &Model, requests: &[Request]) -> u64 {
+    let layout = CacheLayout::new(&model.config, model.formats);
+    let outputs = requests.iter().map(|r| r.max_tokens as usize).max().unwrap_or(0);
+    let blocks = (longest(requests) + outputs).div_ceil(LOGICAL_BLOCK as usize) as u64;
+    layout.bytes(layout.sliding_units(0).map(|u| 2 * u)) + layout.bytes(layout.long_lived_units()) * (blocks + 1)
+}
+
+/// Requests that push everything out of such a cache: as long as the longest, with other texts.
+fn others(requests: &[Request]) -> Vec<Request> {
+    let Some(longest) = requests.iter().max_by_key(|r| r.prompt.len()) else { return Vec::new() };
+    let other = |i: usize| {
+        let mut request = longest.clone();
+        request.prompt.reverse();
+        request.prompt.rotate_left(i);
+        request
+    };
+    (0..2).map(other).collect()
+}
+
+/// A folder for one way, removed with what is in it.
+struct TemporaryFolder(PathBuf);
+
+impl TemporaryFolder {
+    fn new() -> Result<TemporaryFolder> {
+        let path = std::env::temp_dir().join(format!("longwave-prove-{}", std::process::id()));
+        std::fs::create_dir_all(&path).with_context(|| format!("{} cannot be made", path.display()))?;
+        Ok(TemporaryFolder(path))
+    }
+}
+
+impl Drop for TemporaryFolder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 fn header() -> String {

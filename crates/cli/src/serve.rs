@@ -11,6 +11,7 @@ use anyhow::{Result, bail};
 use longwave_serve::{App, EngineApi, ServerOptions};
 
 use crate::load::{self, ModelArgs};
+use crate::tiers::{self, TierArgs};
 use crate::units;
 
 /// Arguments of `longwave serve`.
@@ -18,6 +19,8 @@ use crate::units;
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    tiers: TierArgs,
     /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1")]
     host: String,
@@ -140,7 +143,8 @@ pub fn run(args: Args) -> Result<()> {
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     // Colours are for a terminal; NO_COLOR turns them off there too.
     log.with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none()).init();
-    for note in args.vllm.check()? {
+    let (tiers, notes) = args.tiers.check(!args.model.no_enable_prefix_caching)?;
+    for note in args.vllm.check()?.into_iter().chain(notes) {
         tracing::info!("{note}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -152,7 +156,7 @@ pub fn run(args: Args) -> Result<()> {
         ..ServerOptions::default()
     };
     let listener = runtime.block_on(longwave_serve::bind(&options))?;
-    let model = load::open(&args.model)?;
+    let model = load::open(&args.model, tiers.clone())?;
     tracing::info!("{}", model.summary);
 
     options.served_model_names =
@@ -166,6 +170,9 @@ pub fn run(args: Args) -> Result<()> {
         "cache pools: {large} large, {middle} middle, {small} small units; context {}",
         status.limits.context
     );
+    if let Some(line) = tiers::describe(&tiers, &status.tiers) {
+        tracing::info!("{line}");
+    }
     let app = Arc::new(App::new(options, api, model.tokenizer));
     let address = listener.local_addr()?;
     tracing::info!(
@@ -174,6 +181,9 @@ pub fn run(args: Args) -> Result<()> {
     );
     runtime.block_on(longwave_serve::run(listener, app, shutdown_signal()))?;
     model.engine.shutdown();
+    if let Some(fault) = model.engine.status().tiers.disk_fault {
+        tracing::warn!("the cache directory failed at least once: {fault}");
+    }
     Ok(())
 }
 

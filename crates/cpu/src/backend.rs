@@ -16,6 +16,7 @@ use thiserror::Error;
 
 use crate::cache::{Cache, SeqTables};
 use crate::drafts::{Drafter, Turn};
+use crate::fingerprint;
 use crate::forward::{Model, Rows};
 use crate::ops::penalties::Counts;
 use crate::ops::sample;
@@ -308,6 +309,10 @@ impl Backend for CpuBackend {
 
     fn layout(&self) -> &CacheLayout {
         self.cache.layout()
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        fingerprint::model(&self.model, self.drafter.is_some())
     }
 
     fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {

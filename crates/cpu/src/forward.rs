@@ -19,7 +19,7 @@ use crate::ops::rope::Frequencies;
 use crate::replay::{self, Kept};
 use crate::scratch::{Buffer, Scratch};
 use crate::weights::{Block, Mixer, Weights};
-use crate::{attention, moe};
+use crate::{attention, fingerprint, moe};
 
 /// A model ready to compute.
 pub struct Model {
@@ -30,6 +30,8 @@ pub struct Model {
     /// Cache formats.
     pub formats: CacheFormats,
     pub(crate) weights: Weights,
+    /// Tells checkpoints apart.
+    pub(crate) weights_digest: [u8; 32],
     pub(crate) freq_main: Frequencies,
     pub(crate) freq_compressed: Frequencies,
     pub(crate) scratch: Scratch,
@@ -102,6 +104,7 @@ impl Model {
             profile,
             formats,
             weights: Weights::new(ckpt),
+            weights_digest: fingerprint::weights(ckpt),
             freq_main: Frequencies::main(&ckpt.config),
             freq_compressed: Frequencies::compressed(&ckpt.config),
             scratch: Scratch::default(),

@@ -19,6 +19,7 @@ use crate::scheduler::{Grant, Scheduler};
 use crate::seating::{PRIORITY_STEPS, Place};
 use crate::sequence::{Sequence, Waiting};
 use crate::step::{Backend, BackendError, Limits, ReturnLogits, Seat, SeqStep, Step, StepResult};
+use crate::tier::{DirectoryError, TierOptions, Tiers, TiersStatus};
 
 /// What an operator chooses; the rest follows from the backend's [`Limits`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,6 +46,8 @@ pub struct EngineOptions {
     /// Rebuild windows where the blocks of a prefix are cached and its checkpoint is gone, when that costs less than to
     /// compute the prefix again.
     pub replay: bool,
+    /// Where cached blocks go on living when they are evicted or the process ends.
+    pub tiers: TierOptions,
     /// Check all invariants after every step, not only when idle.
     pub paranoid: bool,
 }
@@ -63,6 +66,7 @@ impl Default for EngineOptions {
             spill_bytes: 1 << 30,
             stall_after: std::time::Duration::from_secs(300),
             replay: true,
+            tiers: TierOptions::default(),
             paranoid: false,
         }
     }
@@ -107,6 +111,8 @@ pub struct Status {
     pub spilled_bytes: u64,
     /// What the prefix cache did and holds.
     pub prefix: PrefixStatus,
+    /// What host memory and disk did and hold for it.
+    pub tiers: TiersStatus,
     /// Wall time of the last step; zero before the first one and when nobody measures.
     pub last_step: std::time::Duration,
     /// Bounds of the backend.
@@ -139,6 +145,7 @@ impl Status {
             resumed: 0,
             spilled_bytes: 0,
             prefix: PrefixStatus::default(),
+            tiers: TiersStatus::default(),
             last_step: std::time::Duration::ZERO,
             limits,
             alive: true,
@@ -167,6 +174,7 @@ pub struct Engine<B: Backend> {
     pub(crate) options: EngineOptions,
     pub(crate) pools: Pools,
     pub(crate) prefix: PrefixCache,
+    pub(crate) tiers: Tiers,
     pub(crate) admission: Admission,
     scheduler: Scheduler,
     /// By rank; at most `options.max_waiting` and those that lost their seats.
@@ -187,8 +195,13 @@ pub struct Engine<B: Backend> {
 }
 
 impl<B: Backend> Engine<B> {
-    /// An idle engine over all of `backend`'s seats and units.
-    pub fn new(backend: B, mut options: EngineOptions) -> Engine<B> {
+    /// An idle engine over all of `backend`'s seats and units. Panics where [`Engine::open`] has an error.
+    pub fn new(backend: B, options: EngineOptions) -> Engine<B> {
+        Engine::open(backend, options).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// [`Engine::new`], with an error when the cache directory cannot be used.
+    pub fn open(backend: B, mut options: EngineOptions) -> Result<Engine<B>, DirectoryError> {
         let (limits, layout) = (backend.limits().clone(), backend.layout().clone());
         assert!(limits.seats > 0, "a backend without seats runs nothing");
         assert!(limits.drafts <= MAX_DRAFTS, "{} drafts, a c128 state page takes {MAX_DRAFTS} back", limits.drafts);
@@ -201,9 +214,15 @@ impl<B: Backend> Engine<B> {
             drafts: options.drafts > 0,
         };
         let chunk = options.max_chunk_tokens.unwrap_or(u32::MAX).min(limits.step_tokens);
-        Engine {
+        let mut prefix = PrefixCache::new(&layout, prefix);
+        let off = TierOptions::default();
+        let tiers = if prefix.is_on() { &options.tiers } else { &off };
+        let tiers = Tiers::open(tiers, &layout, || backend.fingerprint())?;
+        prefix.announces = tiers.is_on();
+        Ok(Engine {
             pools: Pools::new(limits.units),
-            prefix: PrefixCache::new(&layout, prefix),
+            prefix,
+            tiers,
             admission: Admission::new(&layout, limits.units, chunk, options.drafts),
             scheduler: Scheduler::new(&limits, chunk),
             waiting: BTreeMap::new(),
@@ -220,7 +239,7 @@ impl<B: Backend> Engine<B> {
             limits,
             layout,
             options,
-        }
+        })
     }
 
     /// Takes a request in. One that can never run is answered by a `Refused` event before this returns; only a full
@@ -278,19 +297,22 @@ impl<B: Backend> Engine<B> {
         if self.stopped.is_some() {
             return false;
         }
+        self.tiers.poll();
         if let Err(error) = self.admit() {
             self.stop(&error.to_string());
             return true;
         }
         if !self.plan() {
             self.assert_integrity();
-            return false;
+            self.tiers.store(&mut self.prefix, &mut self.backend);
+            return self.stopped.is_none() && self.tiers.wait();
         }
         match self.compute() {
             Ok(result) => self.commit(result),
             Err(BackendError::BadStep { step, what }) => self.fail_step(&format!("step {step}: {what}")),
             Err(BackendError::Fatal(why)) => self.stop(&why),
         }
+        self.tiers.store(&mut self.prefix, &mut self.backend);
         if self.options.paranoid {
             self.assert_integrity();
         }
@@ -420,6 +442,16 @@ impl<B: Backend> Engine<B> {
         {
             waiting.finish(FinishReason::Failed(why.to_string()));
         }
+        self.flush();
+    }
+
+    /// Copies what is still to be copied to the tiers and closes them. Waits for the disk, but not for ever.
+    fn flush(&mut self) {
+        self.tiers.store(&mut self.prefix, &mut self.backend);
+        while !self.prefix.fresh.is_empty() && self.tiers.wait() {
+            self.tiers.store(&mut self.prefix, &mut self.backend);
+        }
+        self.tiers.close();
     }
 
     /// Delivers the last event of every request after a panic, when blocks and promises can no longer be trusted.
@@ -462,6 +494,7 @@ impl<B: Backend> Engine<B> {
             resumed: self.counters.resumed,
             spilled_bytes: self.spilled_bytes,
             prefix: self.prefix.status,
+            tiers: self.tiers.status(),
             alive: self.stopped.is_none(),
             ..Status::new(self.limits.clone())
         }

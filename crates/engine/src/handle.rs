@@ -13,6 +13,7 @@ use std::time::Instant;
 use crate::engine::{Engine, EngineOptions, Status};
 use crate::request::{Event, EventSink, FinishReason, Request, RequestId, SubmitError};
 use crate::step::{Backend, Limits};
+use crate::tier::DirectoryError;
 use crate::watchdog::Watchdog;
 
 /// A handle to a running engine. Clones are equal; when the last one is dropped the engine shuts down.
@@ -58,11 +59,16 @@ struct Owner {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Starts an engine over `backend` on a thread named "longwave-engine".
+/// Starts an engine over `backend` on a thread named "longwave-engine". Panics where [`open`] has an error.
 pub fn start<B: Backend + 'static>(backend: B, options: EngineOptions) -> EngineHandle {
+    open(backend, options).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// [`start`], with an error when the cache directory cannot be used.
+pub fn open<B: Backend + 'static>(backend: B, options: EngineOptions) -> Result<EngineHandle, DirectoryError> {
     let (max_waiting, retry_after_s) = (options.max_waiting, options.retry_after_s);
     let watchdog = Watchdog::new(options.stall_after);
-    let engine = Engine::new(backend, options);
+    let engine = Engine::open(backend, options)?;
     let shared = Arc::new(Shared {
         intake: Mutex::default(),
         wake: Condvar::new(),
@@ -79,7 +85,7 @@ pub fn start<B: Backend + 'static>(backend: B, options: EngineOptions) -> Engine
     let watch = move || watched.watchdog.watch(|id| watched.cancel(id));
     let watch = std::thread::Builder::new().name("longwave-watchdog".into()).spawn(watch);
     drop(watch.expect("the system can start one more thread"));
-    EngineHandle { owner: Arc::new(Owner { shared, thread: Mutex::new(Some(thread)) }) }
+    Ok(EngineHandle { owner: Arc::new(Owner { shared, thread: Mutex::new(Some(thread)) }) })
 }
 
 impl EngineHandle {

@@ -1,7 +1,7 @@
 //! Requests, blocks and time: the scheduler and the hybrid cache manager of Longwave.
 //!
-//! This crate decides what is computed when and where its cache rows live. It holds no tensor, opens no file or socket,
-//! knows no async runtime and no CUDA type; it builds and tests in seconds. Computing is a [`step::Backend`].
+//! This crate decides what is computed when and where its cache rows live. It holds no tensor, opens no socket and no file
+//! but the records of its `tier` module, knows no async runtime and no CUDA type; it builds and tests in seconds. Computing is a [`step::Backend`].
 
 pub mod engine;
 pub mod handle;
@@ -13,6 +13,7 @@ pub mod request;
 pub mod sim;
 pub mod step;
 pub mod tables;
+pub mod tier;
 
 mod admission;
 mod blocks;

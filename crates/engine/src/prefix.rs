@@ -10,7 +10,7 @@
 //! maps have only such descendants: every idle unit can be evicted, leaves first. Hashes find nodes; tokens, parent and
 //! salt are compared before anything is shared. Shared blocks are never written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use longwave_model::CacheLayout;
 use longwave_model::geometry::LOGICAL_BLOCK;
@@ -24,6 +24,7 @@ use crate::report::{PrefixEnd, PrefixReport, PrefixStatus};
 use crate::request::Request;
 use crate::sequence::Sequence;
 use crate::step::{BlockId, Replay, ReturnLogits, Token};
+use crate::tier::{Fresh, Plan};
 
 /// What an operator chooses about the prefix cache.
 #[derive(Debug, Clone, Copy)]
@@ -124,28 +125,45 @@ pub(crate) struct Found {
     /// Matching nodes from the root.
     path: Vec<NodeId>,
     /// How many of them there are up to the last checkpoint.
-    hit: u32,
+    pub hit: u32,
     /// How many of them are reused: up to the checkpoint, or all of them when windows are rebuilt.
-    reused: u32,
+    pub reused: u32,
     /// How windows are rebuilt.
     replay: Option<Replay>,
+    /// The tiers go on where they end and bring the checkpoint.
+    restored: bool,
     pub report: PrefixReport,
 }
 
 impl Found {
-    /// Blocks that match.
-    pub fn path_len(&self) -> u32 {
+    /// Blocks that were found, with or without a checkpoint.
+    pub fn matched(&self) -> u32 {
         self.path.len() as u32
     }
 
-    /// Of them, those up to the last checkpoint.
-    pub fn hit(&self) -> u32 {
-        self.hit
+    /// Whether the tiers bring more than a replay of what is here saves.
+    pub fn is_worse_than(&self, plan: &Plan) -> bool {
+        let behind = self.reused.saturating_sub(plan.end) * LOGICAL_BLOCK;
+        // A replayed token passes half of the layers.
+        self.replay.is_none() || behind <= self.report.replayed_tokens / 2
     }
 
-    /// Of them, those that a new sequence maps.
-    pub fn reused(&self) -> u32 {
-        self.reused
+    /// Extends it by what the tiers bring.
+    pub fn reach(&mut self, plan: &Plan, most: u32) {
+        self.hit = plan.end.min(self.matched());
+        (self.reused, self.replay, self.restored) = (self.hit, None, true);
+        let report = &mut self.report;
+        (report.cached_tokens, report.replayed_tokens) = (plan.end * LOGICAL_BLOCK, 0);
+        report.ended_by = match plan.end {
+            end if end == most => PrefixEnd::PromptEnd,
+            end if end >= report.matched_tokens / LOGICAL_BLOCK && end == plan.matched => PrefixEnd::CachedTextEnds,
+            _ => PrefixEnd::CheckpointMissing,
+        };
+        let matched = plan.matched * LOGICAL_BLOCK;
+        if matched > report.matched_tokens {
+            report.matched_tokens = matched;
+            report.first_difference = report.first_difference.filter(|&at| at >= matched);
+        }
     }
 }
 
@@ -170,6 +188,11 @@ pub(crate) struct PrefixCache {
     pub scratch: crate::evict::Scratch,
     /// How windows are rebuilt; `None` when they are not.
     pub triangle: Option<Triangle>,
+    /// Published entries that the tiers have not copied yet; empty unless `announces`.
+    pub fresh: VecDeque<Fresh>,
+    /// Entries that fell out of it.
+    pub fresh_lost: u64,
+    pub announces: bool,
 }
 
 impl PrefixCache {
@@ -199,6 +222,9 @@ impl PrefixCache {
             ghosts: Ghosts::default(),
             scratch: crate::evict::Scratch::default(),
             triangle: Triangle::new(layout, options.drafts).filter(|_| options.replay),
+            fresh: VecDeque::new(),
+            fresh_lost: 0,
+            announces: false,
         }
     }
 
@@ -217,7 +243,8 @@ impl PrefixCache {
 
     /// Finds where a request can start. `hashes` are those of the full blocks of its prompt.
     pub fn lookup(&self, request: &Request, hashes: &[BlockHash]) -> Found {
-        let mut found = Found { path: Vec::new(), hit: 0, reused: 0, replay: None, report: PrefixReport::default() };
+        let report = PrefixReport::default();
+        let mut found = Found { path: Vec::new(), hit: 0, reused: 0, replay: None, restored: false, report };
         if !self.options.on {
             return found;
         }
@@ -265,7 +292,9 @@ impl PrefixCache {
         };
         let cached_tokens = found.replay.map_or(checkpoint, |r| r.first(0, 0).max(checkpoint));
         let replayed_tokens = if found.replay.is_some() { matched_tokens - cached_tokens } else { 0 };
-        found.report = PrefixReport { cached_tokens, replayed_tokens, matched_tokens, first_difference, ended_by };
+        let report =
+            PrefixReport { cached_tokens, replayed_tokens, matched_tokens, first_difference, ended_by, ..report };
+        found.report = report;
         found
     }
 
@@ -330,9 +359,11 @@ impl PrefixCache {
         let node = self.adopt_nodes(&found.path[..found.reused as usize], blocks, pools, now);
         // A checkpoint before the origin of a replay is of no use to it.
         let at = found.hit * LOGICAL_BLOCK;
-        if at < found.report.cached_tokens {
+        if found.replay.is_some() && at < found.report.cached_tokens {
             blocks.begin_at(found.report.cached_tokens);
-        } else if let Some(id) = found.path[..found.hit as usize].last() {
+        } else if let Some(id) = found.path[..found.hit as usize].last()
+            && !found.restored
+        {
             let checkpoint = self.nodes[id.0 as usize].checkpoint.as_mut().expect("a hit ends at a checkpoint");
             (checkpoint.last_use, checkpoint.uses) = (now, checkpoint.uses + 1);
             for &(group, index, block) in &checkpoint.blocks {
@@ -399,10 +430,12 @@ impl PrefixCache {
         if self.options.on {
             self.status.queries += 1;
             self.status.query_tokens += prompt as u64;
-            self.status.hits += u64::from(found.reused > 0);
+            self.status.hits += u64::from(found.reused > 0 || found.report.cached_tokens > 0);
             self.status.hit_tokens += u64::from(found.report.cached_tokens);
             self.status.replays += u64::from(found.replay.is_some());
             self.status.replayed_tokens += u64::from(found.report.replayed_tokens);
+            self.status.host_tokens += u64::from(found.report.host_tokens);
+            self.status.disk_tokens += u64::from(found.report.disk_tokens);
         }
     }
 
@@ -490,6 +523,7 @@ impl PrefixCache {
 
     /// Marks the path of a sequence that ends as used until now.
     pub fn leave(&mut self, reuse: &Reuse, now: u64) {
+        self.announce_answer(reuse.answer);
         let mut next = reuse.node;
         while let Some(id) = next {
             let node = self.node_mut(id);

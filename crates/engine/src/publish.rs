@@ -33,11 +33,26 @@ impl PrefixCache {
         assert!(boundary > started && sequence.reuse.published * LOGICAL_BLOCK == boundary);
         let node = sequence.reuse.node.expect("the block before a boundary is published");
         let serial = self.take_checkpoint(node, &sequence.blocks, pools, now);
+        if prefill && serial.is_some() {
+            self.announce(node, serial);
+        }
         if !prefill {
             if let Some((old, serial)) = sequence.reuse.answer.take() {
                 self.drop_unused(old, serial, pools);
             }
             sequence.reuse.answer = serial.map(|serial| (node, serial));
+        }
+    }
+
+    /// Publishes the blocks of a sequence that came from a tier, with the checkpoint at their end.
+    pub fn publish_restored(&mut self, sequence: &mut Sequence, pools: &mut Pools, now: u64) {
+        while sequence.reuse.active && sequence.reuse.published < sequence.committed / LOGICAL_BLOCK {
+            self.publish(sequence, pools, now);
+        }
+        if let Some(node) = sequence.reuse.node.filter(|_| sequence.reuse.active) {
+            let serial = self.take_checkpoint(node, &sequence.blocks, pools, now);
+            // For the other tier, if it lacks it.
+            self.announce_answer(serial.map(|serial| (node, serial)));
         }
     }
 
@@ -73,7 +88,9 @@ impl PrefixCache {
                 for (&group, &block) in self.long.iter().zip(&own) {
                     pools.of_mut(self.layout.groups[group].bucket).cache(block);
                 }
-                self.insert(reuse.node, hash, *salt, tokens, own, now)
+                let id = self.insert(reuse.node, hash, *salt, tokens, own, now);
+                self.announce(id, None);
+                id
             }
         };
         reuse.node = Some(id);
@@ -109,6 +126,8 @@ impl PrefixCache {
         if self.node(id).checkpoint.as_ref().is_some_and(|c| c.serial == serial && c.uses == 0) {
             self.remove_checkpoint(id, pools);
             self.status.replaced_checkpoints += 1;
+        } else {
+            self.announce_answer(Some((id, serial)));
         }
     }
 }

@@ -14,6 +14,10 @@ pub struct PrefixReport {
     pub cached_tokens: u32,
     /// Prompt tokens behind them that some layers compute again, to rebuild windows where no checkpoint was left.
     pub replayed_tokens: u32,
+    /// Of them, those that came back from host memory.
+    pub host_tokens: u32,
+    /// Of them, those that came back from disk.
+    pub disk_tokens: u32,
     /// Prompt tokens whose long-lived blocks were found; more than `cached_tokens` when a checkpoint was missing.
     pub matched_tokens: u32,
     /// Position of the first token that differs from the closest cached text behind `matched_tokens`, if there is one.
@@ -60,6 +64,12 @@ impl fmt::Display for PrefixReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (cached, matched) = (self.cached_tokens, self.matched_tokens);
         write!(f, "{cached} prompt tokens came from the cache")?;
+        match (self.host_tokens, self.disk_tokens) {
+            (0, 0) => {}
+            (host, 0) => write!(f, " ({host} of them from host memory)")?,
+            (0, disk) => write!(f, " ({disk} of them from disk)")?,
+            (host, disk) => write!(f, " ({host} of them from host memory, {disk} from disk)")?,
+        }
         match self.replayed_tokens {
             0 => write!(f, ": "),
             replayed => write!(f, " and {replayed} more were replayed to rebuild the windows behind token {matched}: "),
@@ -109,6 +119,10 @@ pub struct PrefixStatus {
     pub replays: u64,
     /// Prompt tokens that were replayed for it.
     pub replayed_tokens: u64,
+    /// Of them, those that came back from host memory.
+    pub host_tokens: u64,
+    /// Of them, those that came back from disk.
+    pub disk_tokens: u64,
     /// Blocks of tokens that are cached.
     pub nodes: u64,
     /// Checkpoints that are cached.
@@ -133,6 +147,7 @@ mod tests {
             matched_tokens: 768,
             first_difference: Some(800),
             ended_by: PrefixEnd::CheckpointEvicted { pool: Bucket::Large },
+            ..PrefixReport::default()
         };
         assert_eq!(
             report.to_string(),
@@ -146,6 +161,8 @@ mod tests {
             "389 prompt tokens came from the cache and 635 more were replayed to rebuild the windows behind token 1024: \
              all that a prompt of this length can reuse"
         );
+        let report = PrefixReport { cached_tokens: 512, disk_tokens: 256, ..PrefixReport::default() };
+        assert!(report.to_string().starts_with("512 prompt tokens came from the cache (256 of them from disk): "));
         assert_eq!(PrefixReport::default().to_string(), "0 prompt tokens came from the cache: it is off");
     }
 }

@@ -16,6 +16,7 @@ use crate::request::{Event, RequestId};
 use crate::sequence::{Progress, Sequence, Waiting};
 use crate::spill::{self, Spill};
 use crate::step::{Backend, BackendError, ReturnLogits, Seat};
+use crate::tier::{self, Reach, Staged};
 
 /// One level of priority is worth this many steps of waiting: traffic that is more urgent delays others, not for ever.
 pub(crate) const PRIORITY_STEPS: i64 = 1024;
@@ -32,6 +33,8 @@ enum Seating {
     Blocked,
     /// The same, and nothing has changed since it was looked at.
     StillBlocked,
+    /// What it was to reuse turned out to be no good: to be looked at again.
+    Again,
 }
 
 impl<B: Backend> Engine<B> {
@@ -41,6 +44,7 @@ impl<B: Backend> Engine<B> {
         while let Some(place) = next {
             match self.seat(place)? {
                 Seating::Blocked if self.make_way(place) => continue,
+                Seating::Again => continue,
                 Seating::Blocked | Seating::StillBlocked => break,
                 Seating::Seated | Seating::Deferred => {}
             }
@@ -51,6 +55,9 @@ impl<B: Backend> Engine<B> {
     }
 
     fn seat(&mut self, place: Place) -> Result<Seating, BackendError> {
+        if self.tiers.is_parked(place.1) {
+            return Ok(Seating::Deferred);
+        }
         let waiting = self.waiting.get_mut(&place).expect("only waiting requests are seated");
         let state = self.returns + self.prefix.version;
         if waiting.blocked_at == Some(state) {
@@ -58,15 +65,29 @@ impl<B: Backend> Engine<B> {
         }
         hash_prompt(waiting, &self.prefix);
         let (request, hashes) = (&waiting.request, waiting.hashes.as_deref().unwrap_or_default());
-        let found = self.prefix.lookup(request, hashes);
+        let mut found = self.prefix.lookup(request, hashes);
+        let device_hit = found.hit;
         let spill = waiting.progress.as_ref().and_then(|p| p.spill.as_ref());
-        let resumes = spill.filter(|s| found.path_len() >= s.published);
-        let reused = resumes.map_or(found.reused(), |s| s.published);
-        let most =
-            if request.logits == ReturnLogits::All { 0 } else { (request.prompt.len() as u32 - 1) / LOGICAL_BLOCK };
-        if resumes.is_none() && await_prefix(&mut self.seats, request.salt, hashes, most, found.hit()) {
+        let resumes = spill.filter(|s| found.matched() >= s.published);
+        let most = (request.prompt.len() as u32 - 1) / LOGICAL_BLOCK;
+        let plan = if resumes.is_some() {
+            None
+        } else {
+            match self.tiers.reach(waiting.id, request, hashes, &found) {
+                Reach::Device => None,
+                Reach::Tiers(plan) => Some(plan).filter(|plan| found.is_worse_than(plan)),
+                Reach::Wait => return Ok(Seating::Deferred),
+            }
+        };
+        if let Some(plan) = &plan {
+            found.reach(plan, most);
+        }
+        let ready = plan.as_ref().map_or(found.hit, |plan| plan.end);
+        let useful = if request.logits == ReturnLogits::All { 0 } else { most };
+        if resumes.is_none() && await_prefix(&mut self.seats, request.salt, hashes, useful, ready) {
             return Ok(Seating::Deferred);
         }
+        let reused = resumes.map_or(found.reused, |s| s.published);
         let (shared, doubled) = (self.prefix.shared_units(&found, reused, &self.pools), self.pools.duplicates());
         let fits = self.admission.fits(waiting.need.most(), [0, 1, 2].map(|i| shared[i] + doubled[i]));
         let Some(&seat) = self.free_seats.last().filter(|_| fits) else {
@@ -74,15 +95,35 @@ impl<B: Backend> Engine<B> {
             return Ok(Seating::Blocked);
         };
         let resumes = resumes.is_some();
+        let staged = match plan {
+            None => None,
+            Some(plan) => match self.tiers.take_records(waiting.id, request, hashes, plan) {
+                // A record was not what it should be.
+                None => return Ok(Seating::Again),
+                staged => staged,
+            },
+        };
+        if let Some(staged) = &staged {
+            (found.report.host_tokens, found.report.disk_tokens) = staged.tokens(device_hit);
+        }
+        self.tiers.touch(&hashes[..(found.report.cached_tokens / LOGICAL_BLOCK) as usize]);
+        self.tiers.forget(waiting.id);
         let waiting = self.waiting.remove(&place).expect("it was there");
         self.displaced -= usize::from(waiting.progress.is_some());
         self.free_seats.pop();
-        self.occupy(seat, waiting, &found, resumes)?;
+        self.occupy(seat, waiting, &found, staged.as_ref(), resumes)?;
         Ok(Seating::Seated)
     }
 
-    /// Maps what was found and, if it `resumes`, what it had spilled.
-    fn occupy(&mut self, seat: Seat, mut waiting: Waiting, found: &Found, resumes: bool) -> Result<(), BackendError> {
+    /// Maps what was found and, behind it, what the tiers bring or, if it `resumes`, what it had spilled.
+    fn occupy(
+        &mut self,
+        seat: Seat,
+        mut waiting: Waiting,
+        found: &Found,
+        staged: Option<&Staged>,
+        resumes: bool,
+    ) -> Result<(), BackendError> {
         let spill = waiting.progress.as_mut().and_then(|p| p.spill.take());
         self.spilled_bytes -= spill.as_ref().map_or(0, Spill::bytes);
         let again = waiting.progress.is_some();
@@ -111,18 +152,22 @@ impl<B: Backend> Engine<B> {
             self.admission.promise(sequence.promised, self.pools.duplicates());
         }
         sequence.reuse = reuse;
+        let (layout, pools, backend) = (&self.layout, &mut self.pools, &mut self.backend);
+        let restored = match (&spill, staged) {
+            (Some(spill), _) => {
+                self.counters.resumed += 1;
+                self.prefix.make_room(pools, spill.units(layout));
+                spill.restore(layout, &mut sequence.blocks, pools, backend)
+            }
+            (None, Some(staged)) => {
+                tier::restore(&mut self.tiers, staged, &mut sequence, &mut self.prefix, pools, backend, now)
+            }
+            (None, None) => Ok(()),
+        };
         if !again {
             let (cached_tokens, prefix) = (sequence.cached_tokens, found.report);
             (sequence.sink)(Event::Scheduled { cached_tokens, prefix });
         }
-        let restored = match &spill {
-            Some(spill) => {
-                self.counters.resumed += 1;
-                self.prefix.make_room(&mut self.pools, spill.units(&self.layout));
-                spill.restore(&self.layout, &mut sequence.blocks, &mut self.pools, &mut self.backend)
-            }
-            None => Ok(()),
-        };
         self.seats[seat.0 as usize] = Some(sequence);
         restored
     }
@@ -143,7 +188,7 @@ impl<B: Backend> Engine<B> {
         let waiting = self.waiting.get_mut(&place).expect("it was there");
         hash_prompt(waiting, &self.prefix);
         let found = self.prefix.lookup(&waiting.request, waiting.hashes.as_deref().unwrap_or_default());
-        let shared = self.prefix.shared_units(&found, found.path_len(), &self.pools);
+        let shared = self.prefix.shared_units(&found, found.matched(), &self.pools);
         let doubled = self.pools.duplicates();
         if !self.admission.fits(most, [0, 1, 2].map(|i| shared[i] + doubled[i] + given[i])) {
             return false;
@@ -202,6 +247,7 @@ impl<B: Backend> Engine<B> {
     /// Takes a request out of the queue.
     pub(crate) fn forget(&mut self, place: Place) -> Option<Waiting> {
         let waiting = self.waiting.remove(&place)?;
+        self.tiers.forget(waiting.id);
         self.displaced -= usize::from(waiting.progress.is_some());
         let spill = waiting.progress.as_ref().and_then(|Progress { spill, .. }| spill.as_ref());
         self.spilled_bytes -= spill.map_or(0, Spill::bytes);

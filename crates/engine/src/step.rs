@@ -295,6 +295,9 @@ pub trait Backend: Send {
     fn limits(&self) -> &Limits;
     /// How the cache is cut; block ids in steps refer to it.
     fn layout(&self) -> &CacheLayout;
+    /// Equal for two backends only if equal steps give equal bytes: model, weights, rounding, formats and what else
+    /// changes rows. Names the cache blocks that outlive a process; asked for only when there are such.
+    fn fingerprint(&self) -> [u8; 32];
     /// Starts a step; what is needed of it later is copied. At most [`Limits::in_flight`] are open.
     fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError>;
     /// Waits for a step; in order of submission.

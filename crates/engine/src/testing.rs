@@ -1,4 +1,8 @@
-//! Small layouts for the unit tests of this crate.
+//! Small layouts, records and folders for the unit tests of this crate.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use longwave_model::config::LayerKind;
 use longwave_model::geometry::{CacheFormats, CacheLayout, IndexFormat, MainFormat};
@@ -6,10 +10,12 @@ use longwave_model::presets;
 
 use crate::admission::Admission;
 use crate::blocks::{SequenceBlocks, Span};
+use crate::hash::BlockHash;
 use crate::pool::Pools;
 use crate::prefix::{PrefixCache, PrefixOptions, Reuse};
 use crate::request::RequestId;
 use crate::sequence::{Sequence, Waiting};
+use crate::tier::{Form, Key, Kind, Title};
 
 /// fp8 for both caches.
 pub const FP8: CacheFormats = CacheFormats { main: MainFormat::Fp8, index: IndexFormat::Fp8 };
@@ -55,4 +61,50 @@ pub fn computed(pools: &mut Pools, prompt: Vec<u32>, interval: u32) -> Sequence 
     let mut sequence = Sequence::new(waiting, blocks, len);
     sequence.reuse = Reuse { active: true, interval, ..Reuse::default() };
     sequence
+}
+
+/// How records of the tiny layout are written, by one of several models.
+pub fn tiny_form(model: u8) -> Form {
+    Form { layout: tiny_layout(), digest: [model; 32] }
+}
+
+/// Title of block `depth` of one text.
+pub fn title(kind: Kind, depth: u32) -> Title {
+    let tokens = |depth: u32| (0..256).map(|i| depth * 1000 + i).collect::<Vec<u32>>();
+    let parent = (1..depth).fold(BlockHash::ROOT, |parent, d| parent.child(5, &tokens(d)));
+    let tokens = tokens(depth);
+    Title { key: Key { hash: parent.child(5, &tokens), kind }, parent, salt: 5, depth, tokens }
+}
+
+/// A record whose unit `i` is filled with `1 + i`.
+pub fn record(form: &Form, title: &Title) -> Arc<Vec<u8>> {
+    let units = form.units(title.key.kind, title.depth);
+    let fill = |i: usize, out: &mut Vec<u8>| {
+        out.resize(out.len() + units[i].bytes as usize, 1 + i as u8);
+        Ok(())
+    };
+    form.encode(title, fill).expect("nothing fails here")
+}
+
+/// A folder that is removed with everything in it.
+pub struct Folder(PathBuf);
+
+impl Folder {
+    pub fn new() -> Folder {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("longwave-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).expect("the system has room for temporary files");
+        Folder(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }

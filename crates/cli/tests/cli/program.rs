@@ -22,12 +22,12 @@ fn command<S: AsRef<OsStr>>(args: &[S]) -> Command {
     command
 }
 
-/// Runs to the end; one minute at most.
+/// Runs to the end; three minutes at most.
 pub fn run<S: AsRef<OsStr>>(args: &[S]) -> Run {
     typed(args, "")
 }
 
-/// Runs to the end with `input` typed at its standard input; one minute at most.
+/// Runs to the end with `input` typed at its standard input; three minutes at most.
 pub fn typed<S: AsRef<OsStr>>(args: &[S], input: &str) -> Run {
     let mut child = command(args).stdin(Stdio::piped()).spawn().unwrap();
     // A program that does not read its input closes the pipe: no failure here.
@@ -35,11 +35,14 @@ pub fn typed<S: AsRef<OsStr>>(args: &[S], input: &str) -> Run {
     let id = child.id();
     let (send, receive) = std::sync::mpsc::channel();
     std::thread::spawn(move || send.send(child.wait_with_output()));
-    let output = receive.recv_timeout(Duration::from_secs(60));
+    let output = receive.recv_timeout(Duration::from_secs(180));
     let output = output.unwrap_or_else(|_| {
         // The handle is inside the waiting thread; end the process by its number.
         let _ = Command::new("kill").arg(id.to_string()).status();
-        panic!("still running after a minute: {:?}", args.iter().map(|a| a.as_ref().to_owned()).collect::<Vec<_>>())
+        panic!(
+            "still running after three minutes: {:?}",
+            args.iter().map(|a| a.as_ref().to_owned()).collect::<Vec<_>>()
+        )
     });
     let output = output.unwrap();
     let text = |b: Vec<u8>| String::from_utf8_lossy(&b).into_owned();
@@ -116,6 +119,12 @@ impl Server {
     /// Where it listens.
     pub fn address(&self) -> &str {
         self.log.split("ready on http://").nth(1).unwrap().split_whitespace().next().unwrap()
+    }
+
+    /// Ends it at once, as a crash would.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
     }
 
     /// Sends SIGTERM.

@@ -35,6 +35,9 @@ impl Backend for Watched {
     fn layout(&self) -> &CacheLayout {
         self.inner.layout()
     }
+    fn fingerprint(&self) -> [u8; 32] {
+        self.inner.fingerprint()
+    }
     fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {
         if self.spoil {
             // A block that comes into a table for the first time holds whatever its last owner left: here, NaN.

@@ -11,3 +11,4 @@ mod rig;
 mod sampled;
 mod served;
 mod spy;
+mod tiers;

@@ -27,6 +27,9 @@ impl Backend for Rough {
     fn layout(&self) -> &CacheLayout {
         self.inner.layout()
     }
+    fn fingerprint(&self) -> [u8; 32] {
+        self.inner.fingerprint()
+    }
     fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {
         let mut step = step.clone();
         let layout = self.inner.layout().clone();

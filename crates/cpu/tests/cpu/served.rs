@@ -6,6 +6,7 @@ use longwave_cpu::backend::{CpuBackend, CpuOptions};
 use longwave_cpu::forward::Model;
 use longwave_cpu::numerics::Profile;
 use longwave_engine::engine::{Engine, EngineOptions};
+use longwave_engine::report::PrefixReport;
 use longwave_engine::request::{Event, FinishReason, Request};
 use longwave_engine::step::{Backend, ReturnLogits, Sampling, Token};
 
@@ -111,24 +112,24 @@ fn chunk_limits_of_the_engine_change_nothing() {
     }
 }
 
-/// Runs requests one after the other on one engine; each with its reused prompt tokens.
-fn serve_in_turn(engine: &mut Engine<CpuBackend>, request: Request) -> (Answer, u32) {
+/// Runs a request on an idle engine; with what was reused for it.
+pub fn serve_in_turn(engine: &mut Engine<CpuBackend>, request: Request) -> (Answer, PrefixReport) {
     let (sender, events) = mpsc::channel();
     engine.submit(request, Box::new(move |e| sender.send(e).unwrap())).unwrap();
     while engine.step() {}
-    let (mut answer, mut cached) = (Answer::default(), 0);
+    let (mut answer, mut report) = (Answer::default(), PrefixReport::default());
     for event in events.try_iter() {
         match event {
             Event::Tokens { tokens, .. } => answer.tokens.extend(tokens),
             Event::Logits { logits, .. } => answer.logits.extend(logits.iter().map(|v| v.to_bits())),
             Event::Scheduled { cached_tokens, prefix } => {
                 assert_eq!(cached_tokens, prefix.cached_tokens);
-                cached = cached_tokens;
+                report = prefix;
             }
             Event::Finished { .. } => {}
         }
     }
-    (answer, cached)
+    (answer, report)
 }
 
 #[test]
@@ -148,8 +149,9 @@ fn m1_a_reused_prefix_changes_no_bit() {
         for turn in 0..3 {
             let wanted = sampled(text.clone(), 24, seed);
             let (alone, _) = serve_in_turn(&mut Engine::new(backend(4096, 1, 64 << 20), cold.clone()), wanted.clone());
-            let (first, cached) = serve_in_turn(&mut warm, wanted.clone());
-            let (again, cached_again) = serve_in_turn(&mut warm, wanted);
+            let (first, report) = serve_in_turn(&mut warm, wanted.clone());
+            let (again, report_again) = serve_in_turn(&mut warm, wanted);
+            let (cached, cached_again) = (report.cached_tokens, report_again.cached_tokens);
             assert!(first == alone && again == alone, "{len} tokens, turn {turn}: {cached} and {cached_again} cached");
             assert_eq!(cached_again as usize, (text.len() - 1) / 256 * 256);
             reused += cached;

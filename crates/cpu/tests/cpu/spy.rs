@@ -68,6 +68,9 @@ impl Backend for Spy {
     fn layout(&self) -> &CacheLayout {
         self.inner.layout()
     }
+    fn fingerprint(&self) -> [u8; 32] {
+        self.inner.fingerprint()
+    }
     fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {
         self.step = Some(step.clone());
         self.inner.submit(step)

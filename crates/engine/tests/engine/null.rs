@@ -25,6 +25,9 @@ impl Backend for NullBackend {
     fn layout(&self) -> &CacheLayout {
         &self.layout
     }
+    fn fingerprint(&self) -> [u8; 32] {
+        [0; 32]
+    }
     fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {
         // The engine takes these lists over and hands them on; making them is the backend's part.
         self.result = uncounted(|| {

@@ -220,6 +220,9 @@ impl Backend for Shifted {
     fn layout(&self) -> &CacheLayout {
         self.inner.layout()
     }
+    fn fingerprint(&self) -> [u8; 32] {
+        self.inner.fingerprint()
+    }
     fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {
         let mut step = step.clone();
         step.seqs.iter_mut().filter_map(|s| s.replay.as_mut()).for_each(|r| r.origin += self.by);

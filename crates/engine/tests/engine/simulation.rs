@@ -1,5 +1,5 @@
 //! Seeded workloads on pools of a few blocks: arrivals, cancellations at random moments, random chunk sizes, drafts of
-//! every quality, injected failures. Every request must give the tokens and logits of its solo run, every invariant is
+//! every quality, injected failures, tiers of a few records, restarts and damaged files. Every request must give the tokens and logits of its solo run, every invariant is
 //! checked after every step, and all blocks must come home.
 //!
 //! `SIM_SEED=n` runs one seed, `SIM_SEEDS=n` that many.
@@ -10,7 +10,9 @@ use longwave_engine::sim::{DraftQuality, Failure, SimBackend, SimOptions};
 use longwave_engine::step::{Limits, ReturnLogits, Sampling, Token};
 use longwave_model::CacheLayout;
 
-use crate::world::{Record, Rng, VOCAB, assert_home, flash_layout, prompt, solo, tiny_layout};
+use longwave_engine::tier::TierOptions;
+
+use crate::world::{Folder, Record, Rng, VOCAB, assert_home, flash_layout, prompt, solo, tiny_layout};
 
 const LENGTHS: &[u32] = &[1, 2, 3, 4, 5, 7, 8, 63, 64, 65, 127, 128, 129, 255, 256, 257, 300, 511, 512, 513];
 /// Of prompts that have something to reuse.
@@ -55,6 +57,10 @@ struct Totals {
     resumed: u64,
     replays: u64,
     replayed: u64,
+    host_tokens: u64,
+    disk_tokens: u64,
+    bad_records: u64,
+    restarts: u64,
 }
 
 #[test]
@@ -80,6 +86,10 @@ fn every_request_gives_the_tokens_of_its_solo_run() {
         assert!(
             t.hits.min(evicted).min(t.replaced_checkpoints).min(t.replays) > (seeds.end - seeds.start) / 20,
             "reuse is not covered: {t:?}"
+        );
+        assert!(
+            t.host_tokens.min(t.disk_tokens) > 5000 && t.bad_records.min(t.restarts) > 10,
+            "tiers are not covered: {t:?}"
         );
     }
 }
@@ -112,6 +122,10 @@ fn run_seed(seed: u64, totals: &mut Totals) {
         paranoid: true,
         ..EngineOptions::default()
     };
+    // Numbers of their own, so that seeds from before there were tiers mean what they did.
+    let tier_rng = &mut Rng(seed ^ 0x7133);
+    let (tiers, folder) = random_tiers(tier_rng, &layout);
+    let options = EngineOptions { tiers, ..options };
     use DraftQuality::{Off, Random, Right, Wrong};
     let sim = SimOptions {
         draft_quality: rng.pick(&[Off, Right, Wrong, Random]),
@@ -122,9 +136,23 @@ fn run_seed(seed: u64, totals: &mut Totals) {
     };
     let may_fail = sim.fail_at_step.is_some();
     let context = limits.context;
-    let mut engine = Engine::new(SimBackend::new(layout.clone(), limits, sim), options);
-    let cases = drive(rng, &mut engine, sessions);
+    let mut cases = Vec::new();
+    for life in 0..if folder.is_some() { 2 } else { 1 } {
+        let mut engine = Engine::new(SimBackend::new(layout.clone(), limits.clone(), sim.clone()), options.clone());
+        let mut vandal = folder.as_ref().filter(|_| tier_rng.one_in(2)).map(|f| (Rng(tier_rng.next()), f));
+        cases.extend(drive(rng, &mut engine, sessions, &mut vandal));
+        add_up(&engine, totals);
+        totals.restarts += life;
+        engine.stop("the seed is over");
+    }
+    for case in &cases {
+        check_reuse(case, &cases);
+        check_case(case, &layout, context, may_fail, totals);
+    }
+}
 
+/// An idle engine: everything is home, and what it did is counted.
+fn add_up(engine: &Engine<SimBackend>, totals: &mut Totals) {
     let status = engine.status();
     assert_home(&status);
     engine.check_integrity().unwrap();
@@ -142,9 +170,46 @@ fn run_seed(seed: u64, totals: &mut Totals) {
     assert_eq!(status.spilled_bytes, 0);
     totals.replays += status.prefix.replays;
     totals.replayed += status.prefix.replayed_tokens;
-    for case in &cases {
-        check_reuse(case, &cases);
-        check_case(case, &layout, context, may_fail, totals);
+    let (prefix, tiers) = (status.prefix, status.tiers);
+    totals.host_tokens += prefix.host_tokens;
+    totals.disk_tokens += prefix.disk_tokens;
+    totals.bad_records += tiers.disk.failed + tiers.discarded_files;
+    assert!(tiers.host.bytes <= tiers.host.limit_bytes && tiers.disk.bytes <= tiers.disk.limit_bytes, "{tiers:?}");
+    assert_eq!((tiers.loading, tiers.host.failed), (0, 0), "{tiers:?}");
+}
+
+/// Host memory in a third of the seeds, a disk in a fifth; both from a few records to all.
+fn random_tiers(rng: &mut Rng, layout: &CacheLayout) -> (TierOptions, Option<Folder>) {
+    let block = layout.bytes(layout.long_lived_units()) + layout.bytes(layout.checkpoint_units());
+    let bytes = |rng: &mut Rng| block * u64::from(rng.pick(&[1u32, 3, 8, 8, 400]));
+    let host_bytes = if rng.one_in(3) { bytes(rng) } else { 0 };
+    let folder = rng.one_in(5).then(Folder::new);
+    let directory = folder.as_ref().map(|f| f.path().to_owned());
+    (TierOptions { host_bytes, directory, disk_bytes: bytes(rng), inline: true }, folder)
+}
+
+/// Cuts, changes, renames or removes a record file under a running engine.
+fn damage(rng: &mut Rng, folder: &Folder) {
+    let files = std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().path());
+    let mut files: Vec<_> = files.filter(|f| f.extension().is_some_and(|e| e == "lwrecord")).collect();
+    if files.is_empty() {
+        return;
+    }
+    files.sort();
+    let file = rng.pick(&(0..files.len()).collect::<Vec<_>>());
+    let mut bytes = std::fs::read(&files[file]).unwrap();
+    if bytes.is_empty() {
+        return;
+    }
+    match rng.below(4) {
+        0 => std::fs::remove_file(&files[file]).unwrap(),
+        1 => std::fs::rename(&files[file], &files[(file + 1) % files.len()]).unwrap(),
+        2 => std::fs::write(&files[file], &bytes[..rng.below(bytes.len() as u32) as usize]).unwrap(),
+        _ => {
+            let at = rng.below(bytes.len() as u32) as usize;
+            bytes[at] ^= 1 << rng.below(8);
+            std::fs::write(&files[file], bytes).unwrap();
+        }
     }
 }
 
@@ -207,7 +272,12 @@ fn random_request(rng: &mut Rng, earlier: &[Case], sessions: bool) -> Request {
 }
 
 /// Submits, cancels and steps until nothing is left to do.
-fn drive(rng: &mut Rng, engine: &mut Engine<SimBackend>, sessions: bool) -> Vec<Case> {
+fn drive(
+    rng: &mut Rng,
+    engine: &mut Engine<SimBackend>,
+    sessions: bool,
+    vandal: &mut Option<(Rng, &Folder)>,
+) -> Vec<Case> {
     let total = 2 + rng.below(14) as usize;
     let (burst, pace) = (!sessions && rng.one_in(2), rng.pick(&[5, 30]));
     let cancel_every = rng.pick(&[0, 0, 6, 20]);
@@ -234,6 +304,11 @@ fn drive(rng: &mut Rng, engine: &mut Engine<SimBackend>, sessions: bool) -> Vec<
             engine.drop_checkpoints();
             engine.check_integrity().unwrap();
         }
+        if let Some((rng, folder)) = vandal
+            && rng.one_in(8)
+        {
+            damage(rng, folder);
+        }
         idle = !engine.step();
     }
     panic!("no end after 200,000 steps: {:?}", engine.status());
@@ -247,7 +322,7 @@ fn check_reuse(case: &Case, all: &[Case]) {
         let text = other.request.prompt.iter().chain(&tokens);
         case.request.prompt.iter().zip(text).take_while(|(a, b)| a == b).count()
     };
-    let others = all.iter().filter(|c| c.id != case.id && c.request.salt == case.request.salt);
+    let others = all.iter().filter(|&c| !std::ptr::eq(c, case) && c.request.salt == case.request.salt);
     let longest = others.map(common).max().unwrap_or(0);
     assert!(report.matched_tokens as usize <= longest, "{report}, {longest} in common");
 }

@@ -1,0 +1,89 @@
+//! Tiers over the CPU backend: what comes back from host memory and disk has the bits that were computed (M4).
+
+use longwave_cpu::backend::{CpuBackend, CpuOptions};
+use longwave_cpu::forward::Model;
+use longwave_cpu::numerics::Profile;
+use longwave_engine::engine::{Engine, EngineOptions};
+use longwave_engine::request::Request;
+use longwave_engine::step::{Backend, ReturnLogits, Token};
+use longwave_engine::tier::TierOptions;
+use longwave_model::{CacheFormats, IndexFormat, MainFormat};
+
+use crate::invariance::prompt;
+use crate::rig::{CACHE, tiny};
+use crate::served::{drafting, request, serve_in_turn};
+
+/// Lengths of M1 that reuse something, and one before.
+const EDGES: [usize; 6] = [256, 257, 511, 512, 513, 1000];
+
+fn wanted(text: Vec<Token>, seed: u64) -> Request {
+    Request { logits: ReturnLogits::Sampled, stop_tokens: Vec::new(), ..request(text, 8, seed) }
+}
+
+fn options(tiers: TierOptions, drafts: u32) -> EngineOptions {
+    EngineOptions { tiers, drafts, paranoid: true, ..EngineOptions::default() }
+}
+
+fn edge(len: usize) -> u32 {
+    (len as u32 - 1) / 256 * 256
+}
+
+#[test]
+fn m4_bits_survive_host_memory() {
+    // Pools for little more than one request.
+    let tiers = TierOptions { host_bytes: 1 << 30, ..TierOptions::default() };
+    let mut engine = Engine::new(drafting(4096, 1, 3 << 20, 0), options(tiers, 0));
+    for (i, len) in [257, 512, 1000].into_iter().enumerate() {
+        let ask = wanted(prompt(len, 40 + i as u64), i as u64);
+        let (first, _) = serve_in_turn(&mut engine, ask.clone());
+        let evicted = engine.status().prefix.evicted_nodes;
+        for other in 0..2 {
+            serve_in_turn(&mut engine, wanted(prompt(1000, 400 + 10 * i as u64 + other), 0));
+        }
+        assert!(engine.status().prefix.evicted_nodes > evicted, "{:?}", engine.status());
+        let (second, report) = serve_in_turn(&mut engine, ask);
+        assert!(first == second && !first.logits.is_empty(), "{len} tokens: {report}");
+        assert_eq!((report.cached_tokens, report.host_tokens), (edge(len), edge(len)), "{len} tokens: {report}");
+    }
+}
+
+#[test]
+fn m4_bits_survive_a_restart() {
+    for drafts in [0, 3] {
+        let folder = tempfile::tempdir().unwrap();
+        let tiers =
+            || TierOptions { directory: Some(folder.path().to_owned()), disk_bytes: 1 << 30, ..TierOptions::default() };
+        let asks: Vec<Request> =
+            EDGES.iter().enumerate().map(|(i, &len)| wanted(prompt(len, 70 + i as u64), i as u64)).collect();
+        let mut first = Engine::new(drafting(4096, 1, 64 << 20, drafts), options(tiers(), drafts));
+        let answers: Vec<_> = asks.iter().map(|ask| serve_in_turn(&mut first, ask.clone()).0).collect();
+        first.stop("a restart");
+        drop(first);
+        let mut second = Engine::new(drafting(4096, 1, 64 << 20, drafts), options(tiers(), drafts));
+        for (i, ask) in asks.into_iter().enumerate() {
+            let (answer, report) = serve_in_turn(&mut second, ask);
+            assert!(answer == answers[i], "{} tokens, {drafts} drafts: {report}", EDGES[i]);
+            assert_eq!((report.cached_tokens, report.disk_tokens), (edge(EDGES[i]), edge(EDGES[i])), "{report}");
+        }
+    }
+}
+
+#[test]
+fn what_changes_rows_changes_the_fingerprint() {
+    let of = |profile, formats, drafts, context| {
+        let options = CpuOptions { seats: 1, step_tokens: 64, context, cache_bytes: 16 << 20, drafts };
+        CpuBackend::new(Model::new(&tiny(), profile, formats), options).unwrap().fingerprint()
+    };
+    let plain = of(Profile::Serving, CACHE, 0, 512);
+    assert_eq!(plain, of(Profile::Serving, CACHE, 0, 4096), "sizes change no row");
+    assert_eq!(of(Profile::Serving, CACHE, 1, 512), of(Profile::Serving, CACHE, 7, 512));
+    let others = [
+        of(Profile::Reference, CACHE, 0, 512),
+        of(Profile::Serving, CacheFormats { main: MainFormat::Bf16, ..CACHE }, 0, 512),
+        of(Profile::Serving, CacheFormats { index: IndexFormat::Fp8, ..CACHE }, 0, 512),
+        of(Profile::Serving, CACHE, 3, 512),
+    ];
+    for (i, other) in others.iter().enumerate() {
+        assert!(*other != plain && !others[..i].contains(other), "{i}");
+    }
+}
