@@ -215,7 +215,7 @@ fn behind_a_triangle(args: &Args, checkpoint: &Checkpoint, requests: &[Request])
     let config = &checkpoint.config;
     let depth = config.num_hidden_layers * (config.sliding_window as usize - 1) + config.sliding_window as usize;
     let (length, vocab) = ((depth.next_multiple_of(256) + 256).min(4096), config.vocab_size as u32);
-    let few = &requests[..requests.len().min(4)];
+    let few = &requests[..(requests.len() / 5).clamp(2, 4).min(requests.len())];
     proof::behind_one_text(few, args.seed, length, 16.min(vocab - 1), vocab)
 }
 
