@@ -207,6 +207,26 @@ fn a_replay_that_is_cancelled_or_fails_leaves_nothing_behind() {
     }
 }
 
+/// It keeps no state of a replay, which costs little, and begins again.
+#[test]
+fn a_replay_that_loses_its_seat_begins_again() {
+    for at in [1, 3, 9] {
+        let options = EngineOptions { max_chunk_tokens: Some(64), ..paranoid() };
+        let mut engine = engine_with(Limits { seats: 1, ..wide_limits() }, SimOptions::default(), options);
+        let (slow, urgent) = (sampled(prompt(6, 1300), 9), Request { priority: -5, ..sampled(prompt(7, 300), 5) });
+        ask(&mut engine, &slow);
+        engine.drop_checkpoints();
+        let first = submit(&mut engine, &slow);
+        (0..at).for_each(|_| assert!(engine.step()));
+        let second = submit(&mut engine, &urgent);
+        engine.step();
+        assert_eq!((engine.status().preempted, engine.status().spilled), (1, 0), "after {at} steps");
+        while engine.step() {}
+        [(&first, &slow), (&second, &urgent)].iter().for_each(|(record, wanted)| assert_solo(record, wanted));
+        assert_home(&engine.status());
+    }
+}
+
 /// Moves the origin of every replay.
 struct Shifted {
     inner: SimBackend,
