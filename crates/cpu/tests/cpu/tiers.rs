@@ -32,7 +32,7 @@ fn edge(len: usize) -> u32 {
 fn m4_bits_survive_host_memory() {
     // Pools for little more than one request.
     let tiers = TierOptions { host_bytes: 1 << 30, ..TierOptions::default() };
-    let mut engine = Engine::new(drafting(4096, 1, 3 << 20, 0), options(tiers, 0));
+    let mut engine = Engine::new(drafting(4096, 1, 2_400_000, 0), options(tiers, 0));
     for (i, len) in [257, 512, 1000].into_iter().enumerate() {
         let ask = wanted(prompt(len, 40 + i as u64), i as u64);
         let (first, _) = serve_in_turn(&mut engine, ask.clone());
