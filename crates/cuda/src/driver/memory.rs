@@ -66,6 +66,11 @@ impl Arena {
         Ok(DeviceSlice { address: self.block.address + start, len, block: self.block.clone(), element: PhantomData })
     }
 
+    /// Begins again from the start. Slices that are still held share their memory with later ones.
+    pub fn reset(&mut self) {
+        self.used = 0;
+    }
+
     /// Bytes cut off so far.
     pub fn used_bytes(&self) -> u64 {
         self.used
