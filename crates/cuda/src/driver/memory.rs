@@ -110,6 +110,11 @@ impl<T: Element> DeviceSlice<T> {
         self.len == 0
     }
 
+    /// The same elements under another name.
+    pub fn share(&self) -> DeviceSlice<T> {
+        DeviceSlice { address: self.address, len: self.len, block: self.block.clone(), element: PhantomData }
+    }
+
     fn bytes(&self) -> usize {
         self.len * size_of::<T>()
     }

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod driver;
+mod experts;
 mod linear;
 mod norm;
 mod rig;
