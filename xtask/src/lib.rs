@@ -3,6 +3,7 @@
 //! Each chore is one module with one entry function, so that tests can call it as well. Nothing here is part of the
 //! program that users run.
 
+pub mod cuda_toolkit;
 pub mod golden;
 mod process;
 pub mod test;

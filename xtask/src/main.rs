@@ -9,6 +9,7 @@ cargo xtask NAME
 
   test [--no-client]   everything that must pass before a commit: format, lints, a real client, all tests
   tidy                 the rules of the source tree (also part of the tests)
+  cuda-toolkit         nvcc from PyPI into target/cuda; then a build compiles the GPU kernels
   golden [ARGS]        vectors from transformers, compared with testdata/golden (tools/golden/README.md)
 ";
 
@@ -21,6 +22,7 @@ fn main() -> ExitCode {
     let result = match name {
         "test" => xtask::test::run(rest),
         "tidy" => xtask::tidy::run(),
+        "cuda-toolkit" => xtask::cuda_toolkit::run(),
         "golden" => xtask::golden::run(rest),
         "help" | "--help" | "-h" => {
             print!("{HELP}");

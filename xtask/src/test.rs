@@ -23,6 +23,9 @@ pub fn run(args: &[String]) -> Result<(), Failure> {
         [only] if only == "--no-client" => false,
         _ => return Err(format!("unknown arguments {args:?}; only --no-client is known")),
     };
+    // The GPU kernels are compiled on every run, also where nothing can run them.
+    title("nvcc");
+    crate::cuda_toolkit::run()?;
     title("format");
     run_command(cargo().args(["fmt", "--all", "--check"]))?;
     title("lints");

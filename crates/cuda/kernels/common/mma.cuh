@@ -1,0 +1,28 @@
+// Tensor core products of one warp.
+#pragma once
+#include <stdint.h>
+
+namespace longwave {
+
+// d += A B with A 16 x 16 and B 16 x 8 of halves, float sums. With g = lane / 4 and c = lane % 4: a0, a2 are row g and
+// a1, a3 row g + 8; a0, a1, b0 are columns (rows of B) 2c, 2c + 1 and a2, a3, b1 are 2c + 8, 2c + 9; B's column is g;
+// d0, d1 are row g, columns 2c, 2c + 1, and d2, d3 row g + 8.
+__device__ __forceinline__ void mma_f16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                        uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// d = A B.
+__device__ __forceinline__ void mma_f16_first(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                              uint32_t b0, uint32_t b1) {
+    const float zero = 0.f;
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(zero));
+}
+
+}  // namespace longwave

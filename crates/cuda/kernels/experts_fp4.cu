@@ -1,0 +1,194 @@
+// architectures: 90a 100a
+// y = W_e x for a few rows per expert (decode): W e2m1, packed [experts, rows, cols / 2] in the order of `repack` below,
+// with one ue8m0 scale per 32 columns [experts, rows, cols / 32]; x e4m3 [inputs, cols] with a float scale per 128
+// columns. A group is up to eight rows of one expert: {expert, first pair, pairs}; pair p reads input inputs[p] and
+// writes y [pairs, rows] float. experts_fp4.md has floor, design and measured steps.
+//
+// SPLIT warps share sixteen weight rows and take column blocks in turn; sums have one order, so a pair's result has the
+// same bits whatever else is in its group. Needs rows % 16 == 0, cols % 128 == 0.
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <stdint.h>
+
+#include "common/mma.cuh"
+
+namespace {
+
+constexpr int WARPS = 8;
+constexpr int ROWS = 16;
+constexpr int BLOCK = 128;
+// Column blocks on their way: 32 bytes of codes per thread each.
+constexpr int AHEAD = 2;
+
+// Codes of eight columns, as `repack` arranges them, as four pairs of halves times 2^-14; exact. The upper byte of a half
+// is sign, five bits of exponent, two of mantissa; s000eem0 is e2m1's value times 2^-14, zero and 0.5 included.
+__device__ __forceinline__ void widen_e2m1(uint32_t codes, uint32_t (&out)[4]) {
+    const uint32_t first = codes & 0x8e8e8e8eu;
+    const uint32_t second = ((codes >> 3) & 0x0e0e0e0eu) | ((codes << 7) & 0x80808080u);
+    out[0] = __byte_perm(first, 0, 0x1404);
+    out[1] = __byte_perm(first, 0, 0x3424);
+    out[2] = __byte_perm(second, 0, 0x1404);
+    out[3] = __byte_perm(second, 0, 0x3424);
+}
+
+// Two e4m3 codes as a pair of halves.
+__device__ __forceinline__ uint32_t widen_e4m3(uint32_t codes) {
+    const __half2_raw a = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes & 0xffff), __NV_E4M3);
+    return static_cast<uint32_t>(a.x) | static_cast<uint32_t>(a.y) << 16;
+}
+
+__device__ __forceinline__ float ue8m0(uint32_t byte) {
+    return __uint_as_float(byte << 23);
+}
+
+template <int SPLIT>
+__device__ __forceinline__ void experts(const uint8_t* __restrict__ w, const uint8_t* __restrict__ w_scales,
+                                        const uint8_t* __restrict__ x, const float* __restrict__ x_scales,
+                                        const int* __restrict__ groups, const unsigned* __restrict__ inputs,
+                                        float* __restrict__ y, unsigned rows, unsigned cols) {
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    const unsigned expert = groups[3 * blockIdx.y], pair = groups[3 * blockIdx.y + 1], pairs = groups[3 * blockIdx.y + 2];
+    const unsigned blocks = cols / BLOCK, part_of_row = warp % SPLIT;
+    const unsigned wanted = (blockIdx.x * (WARPS / SPLIT) + warp / SPLIT) * ROWS;
+    const unsigned first = min(wanted, rows - ROWS);
+    const size_t row = size_t(expert) * rows + first + g;
+    const uint8_t* low = w + row * (cols / 2) + 16 * c;
+    const uint8_t* high = low + size_t(8) * (cols / 2);
+    const uint8_t* low_scales = w_scales + row * (cols / 32);
+    const uint8_t* high_scales = low_scales + size_t(8) * (cols / 32);
+    const float* scales0 = x_scales + size_t(inputs[pair + min(2 * c, pairs - 1)]) * blocks;
+    const float* scales1 = x_scales + size_t(inputs[pair + min(2 * c + 1, pairs - 1)]) * blocks;
+
+    struct Tile {
+        uint4 low, high;
+        uint32_t low_scale, high_scale;
+    };
+    Tile ahead[AHEAD];
+    const auto load = [&](Tile& tile, unsigned b) {
+        tile.low = __ldcs(reinterpret_cast<const uint4*>(low + size_t(b) * (BLOCK / 2)));
+        tile.high = __ldcs(reinterpret_cast<const uint4*>(high + size_t(b) * (BLOCK / 2)));
+        tile.low_scale = __ldcs(reinterpret_cast<const uint32_t*>(low_scales + 4 * b));
+        tile.high_scale = __ldcs(reinterpret_cast<const uint32_t*>(high_scales + 4 * b));
+    };
+#pragma unroll
+    for (int a = 0; a < AHEAD; a++) {
+        const unsigned b = part_of_row + a * SPLIT;
+        if (b < blocks) {
+            load(ahead[a], b);
+        }
+    }
+    // The inputs as halves, in the order of the threads: piece (8 columns of a group of 32) 4 i + c of token t is at
+    // ((i * pairs) + t) * 4 + c. The weights are on their way meanwhile.
+    extern __shared__ uint4 widened[];
+    for (unsigned i = threadIdx.x; i < pairs * (cols / 8); i += WARPS * 32) {
+        const unsigned t = i / (cols / 8), piece = i % (cols / 8);
+        const uint2 v = __ldg(reinterpret_cast<const uint2*>(x + size_t(inputs[pair + t]) * cols + 8 * piece));
+        widened[(piece / 4 * pairs + t) * 4 + piece % 4] =
+            make_uint4(widen_e4m3(v.x), widen_e4m3(v.x >> 16), widen_e4m3(v.y), widen_e4m3(v.y >> 16));
+    }
+    __syncthreads();
+    const uint4* own = widened + min(g, pairs - 1) * 4 + c;
+
+    float total[4] = {};
+    for (unsigned start = part_of_row; start < blocks; start += AHEAD * SPLIT) {
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++) {
+            const unsigned b = start + a * SPLIT;
+            if (b >= blocks) {
+                break;
+            }
+            const Tile tile = ahead[a];
+            if (b + AHEAD * SPLIT < blocks) {
+                load(ahead[a], b + AHEAD * SPLIT);
+            }
+            const uint32_t wl[4] = {tile.low.x, tile.low.y, tile.low.z, tile.low.w};
+            const uint32_t wh[4] = {tile.high.x, tile.high.y, tile.high.z, tile.high.w};
+            float sum[4] = {};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const uint4 xs = own[size_t(b * 4 + j) * pairs * 4];
+                uint32_t l[4], h[4];
+                widen_e2m1(wl[j], l);
+                widen_e2m1(wh[j], h);
+                float part[4];
+                longwave::mma_f16_first(part, l[0], h[0], l[1], h[1], xs.x, xs.y);
+                longwave::mma_f16(part, l[2], h[2], l[3], h[3], xs.z, xs.w);
+                const float sl = ue8m0(tile.low_scale >> (8 * j) & 0xff), sh = ue8m0(tile.high_scale >> (8 * j) & 0xff);
+                sum[0] += part[0] * sl;
+                sum[1] += part[1] * sl;
+                sum[2] += part[2] * sh;
+                sum[3] += part[3] * sh;
+            }
+            // 2^14 of the widened codes comes back here.
+            const float s0 = __ldg(scales0 + b) * 16384.f, s1 = __ldg(scales1 + b) * 16384.f;
+            total[0] += sum[0] * s0;
+            total[1] += sum[1] * s1;
+            total[2] += sum[2] * s0;
+            total[3] += sum[3] * s1;
+        }
+    }
+
+    __shared__ float sums[WARPS][8][ROWS + 1];
+    sums[warp][2 * c][g] = total[0];
+    sums[warp][2 * c + 1][g] = total[1];
+    sums[warp][2 * c][g + 8] = total[2];
+    sums[warp][2 * c + 1][g + 8] = total[3];
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < WARPS / SPLIT * 8 * ROWS; i += WARPS * 32) {
+        const unsigned r = i % ROWS, group = i / ROWS % (WARPS / SPLIT), p = i / ROWS / (WARPS / SPLIT);
+        const unsigned to = (blockIdx.x * (WARPS / SPLIT) + group) * ROWS;
+        if (p < pairs && to < rows) {
+            float sum = 0.f;
+#pragma unroll
+            for (int v = 0; v < SPLIT; v++) {
+                sum += sums[group * SPLIT + v][p][r];
+            }
+            y[size_t(pair + p) * rows + to + r] = sum;
+        }
+    }
+}
+
+}  // namespace
+
+// Blocks of a multiprocessor: as many as registers allow without spilling.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#define RESIDENT 2
+#else
+#define RESIDENT 3
+#endif
+
+#define ENTRY(split)                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) experts_fp4_##split(                                     \
+        const uint8_t* w, const uint8_t* w_scales, const uint8_t* x, const float* x_scales, const int* groups,           \
+        const unsigned* inputs, float* y, unsigned rows, unsigned cols) {                                                \
+        experts<split>(w, w_scales, x, x_scales, groups, inputs, y, rows, cols);                                         \
+    }
+
+// From 4096 columns on, and fewer.
+ENTRY(4)
+ENTRY(2)
+
+// Columns 0 to 3 of a word (s e e m each, column 0 lowest) go to bits 7, 3, 2, 1 of bytes 0 to 3, columns 4 to 7 to bits
+// 0, 6, 5, 4.
+__device__ __forceinline__ uint32_t arrange(uint32_t codes) {
+    uint32_t out = 0;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const uint32_t a = codes >> (4 * k) & 15, b = codes >> (16 + 4 * k) & 15;
+        out |= ((a & 8) << 4 | (a & 7) << 1 | (b & 7) << 4 | b >> 3) << (8 * k);
+    }
+    return out;
+}
+
+// Within each 64 bytes (128 columns) of a row: word 4 j + c goes to word 4 c + j, so that a thread's sixteen bytes hold
+// eight columns of each group of 32; within a word as above. One thread per 64 bytes, once, when weights are loaded.
+extern "C" __global__ void repack(uint4* w, unsigned long long pieces) {
+    const unsigned long long i = static_cast<unsigned long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < pieces) {
+        const uint4 a = w[4 * i], b = w[4 * i + 1], c = w[4 * i + 2], d = w[4 * i + 3];
+        w[4 * i] = make_uint4(arrange(a.x), arrange(b.x), arrange(c.x), arrange(d.x));
+        w[4 * i + 1] = make_uint4(arrange(a.y), arrange(b.y), arrange(c.y), arrange(d.y));
+        w[4 * i + 2] = make_uint4(arrange(a.z), arrange(b.z), arrange(c.z), arrange(d.z));
+        w[4 * i + 3] = make_uint4(arrange(a.w), arrange(b.w), arrange(c.w), arrange(d.w));
+    }
+}

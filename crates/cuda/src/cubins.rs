@@ -1,0 +1,49 @@
+//! The kernels in this program, by file and architecture.
+//!
+//! Empty when it was built without nvcc; then opening the backend names the command that fetches it.
+
+/// One compiled kernel file.
+#[derive(Debug, Clone, Copy)]
+pub struct Cubin {
+    /// Path below `kernels/` without its ending, `/` as `_`.
+    pub name: &'static str,
+    /// `90a`: the architecture as nvcc spells it after `sm_`.
+    pub arch: &'static str,
+    /// The file.
+    pub bytes: &'static [u8],
+}
+
+/// All of them.
+pub static CUBINS: &[Cubin] = include!(concat!(env!("OUT_DIR"), "/cubins.rs"));
+
+/// What the assembler said about registers, shared memory and spills.
+pub static PTXAS: &str = include_str!(concat!(env!("OUT_DIR"), "/ptxas.txt"));
+
+/// The cubin of `name` for a GPU of compute capability `major.minor`.
+pub fn find(name: &str, major: u32, minor: u32) -> Option<&'static Cubin> {
+    let fits = |arch: &str| arch.trim_end_matches(['a', 'f']) == format!("{major}{minor}");
+    CUBINS.iter().find(|c| c.name == name && fits(c.arch))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_kernel_spills_registers() {
+        let spilled =
+            |line: &&str| line.contains("bytes spill") && !line.contains(" 0 bytes spill stores, 0 bytes spill loads");
+        assert_eq!(PTXAS.lines().filter(spilled).collect::<Vec<_>>(), [""; 0]);
+    }
+
+    #[test]
+    fn every_cubin_is_an_elf_file_for_its_gpu() {
+        for cubin in CUBINS {
+            assert_eq!(&cubin.bytes[..4], b"\x7fELF", "{}", cubin.name);
+            let digits = cubin.arch.trim_end_matches(['a', 'f']);
+            let (major, minor) = digits.split_at(digits.len() - 1);
+            assert!(find(cubin.name, major.parse().unwrap_or(0), minor.parse().unwrap_or(0)).is_some());
+        }
+        assert!(find("no_such_kernel", 9, 0).is_none());
+    }
+}

@@ -1,0 +1,120 @@
+//! Kernel launches with clusters and programmatic dependent launch.
+//!
+//! Arguments are plain numbers, device pointers and tensor maps, in the order of the kernel's parameters; their sizes are
+//! the kernel's to know, so a wrong list is the caller's bug.
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys;
+
+use super::error::{DriverError, check};
+use super::memory::{DeviceSlice, Element};
+use super::module::Kernel;
+use super::stream::Stream;
+
+/// Size of a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grid {
+    /// Blocks.
+    pub blocks: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block, bytes.
+    pub shared_bytes: u32,
+    /// Blocks of a cluster; 1 is none.
+    pub cluster: u32,
+    /// May start before the launch before it has ended; the kernel waits itself for what it reads.
+    pub overlaps: bool,
+}
+
+impl Grid {
+    /// `blocks` blocks of `threads` threads.
+    pub fn new(blocks: u32, threads: u32) -> Grid {
+        Grid { blocks: [blocks, 1, 1], threads, shared_bytes: 0, cluster: 1, overlaps: false }
+    }
+}
+
+/// One argument of a kernel.
+#[derive(Debug, Clone, Copy)]
+pub enum Argument {
+    /// A device address.
+    Pointer(u64),
+    /// `int`.
+    I32(i32),
+    /// `unsigned`.
+    U32(u32),
+    /// `unsigned long long`.
+    U64(u64),
+    /// `float`.
+    F32(f32),
+}
+
+impl<T: Element> From<&DeviceSlice<T>> for Argument {
+    fn from(slice: &DeviceSlice<T>) -> Argument {
+        Argument::Pointer(slice.address())
+    }
+}
+
+impl From<u32> for Argument {
+    fn from(value: u32) -> Argument {
+        Argument::U32(value)
+    }
+}
+
+impl From<f32> for Argument {
+    fn from(value: f32) -> Argument {
+        Argument::F32(value)
+    }
+}
+
+/// Parameters of the longest kernel.
+const MAX_ARGUMENTS: usize = 32;
+
+impl Stream {
+    /// Launches `kernel`. Nothing is allocated.
+    pub fn launch(&self, kernel: &Kernel, grid: Grid, arguments: &[Argument]) -> Result<(), DriverError> {
+        assert!(arguments.len() <= MAX_ARGUMENTS, "{} takes {} arguments", kernel.name, arguments.len());
+        let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_ARGUMENTS];
+        for (pointer, argument) in pointers.iter_mut().zip(arguments) {
+            *pointer = match argument {
+                Argument::Pointer(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Argument::I32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Argument::U32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Argument::U64(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Argument::F32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            };
+        }
+        // SAFETY: plain C data for which all zeros is valid; the fields that matter are set below.
+        let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
+        let mut count = 0;
+        if grid.cluster > 1 {
+            attributes[count].id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+            attributes[count].value.clusterDim.x = grid.cluster;
+            attributes[count].value.clusterDim.y = 1;
+            attributes[count].value.clusterDim.z = 1;
+            count += 1;
+        }
+        if grid.overlaps {
+            attributes[count].id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            attributes[count].value.programmaticStreamSerializationAllowed = 1;
+            count += 1;
+        }
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid.blocks[0],
+            gridDimY: grid.blocks[1],
+            gridDimZ: grid.blocks[2],
+            blockDimX: grid.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: grid.shared_bytes,
+            hStream: self.handle,
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: count as u32,
+        };
+        let none = std::ptr::null_mut();
+        // SAFETY: all pointers live until the call returns, which copies what they point to; the kernel's own reads and
+        // writes stay inside the slices that the caller passes, which is what the tests of each kernel check.
+        let result = unsafe { sys::cuLaunchKernelEx(&config, kernel.function, pointers.as_mut_ptr(), none) };
+        check("cuLaunchKernelEx", result, || format!("{} with {grid:?}", kernel.name))
+    }
+}

@@ -1,0 +1,93 @@
+//! Loaded cubins and their kernels.
+//! A kernel lives as long as its module. Refuses a GPU for which no code was compiled.
+
+use std::ffi::CString;
+use std::rc::Rc;
+
+use cudarc::driver::sys;
+
+use super::context::Context;
+use super::error::{DriverError, check};
+use crate::cubins;
+
+/// A cubin on a GPU.
+#[derive(Clone)]
+pub struct Module {
+    library: Rc<Library>,
+    name: &'static str,
+}
+
+struct Library {
+    handle: sys::CUlibrary,
+    /// Unloaded while its context still exists.
+    context: Context,
+}
+
+impl Module {
+    /// Loads the cubin `name` for the GPU of `context`.
+    pub fn load(context: &Context, name: &str) -> Result<Module, DriverError> {
+        let gpu = context.gpu();
+        let cubin = cubins::find(name, gpu.major, gpu.minor).ok_or_else(|| DriverError {
+            call: "looking for a kernel",
+            what: format!("{name} on {} (compute capability {}.{})", gpu.name, gpu.major, gpu.minor),
+            name: match cubins::CUBINS.is_empty() {
+                true => "this program was built without kernels; run `cargo xtask cuda-toolkit` and build again".into(),
+                false => "no code for this GPU".into(),
+            },
+        })?;
+        let mut handle = std::ptr::null_mut();
+        let none = std::ptr::null_mut();
+        // SAFETY: the bytes are a static ELF file that the driver parses; there are no options.
+        let result = unsafe {
+            sys::cuLibraryLoadData(
+                &mut handle,
+                cubin.bytes.as_ptr().cast(),
+                none,
+                none.cast(),
+                0,
+                none.cast(),
+                none.cast(),
+                0,
+            )
+        };
+        check("cuLibraryLoadData", result, || format!("{} for sm_{}", cubin.name, cubin.arch))?;
+        Ok(Module { library: Rc::new(Library { handle, context: context.clone() }), name: cubin.name })
+    }
+
+    /// The kernel `name`, allowed to take `shared_bytes` of dynamic shared memory.
+    pub fn kernel(&self, name: &'static str, shared_bytes: u32) -> Result<Kernel, DriverError> {
+        let what = || format!("{name} in {}", self.name);
+        let symbol = CString::new(name).expect("names of kernels have no zero");
+        let (mut kernel, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the library is loaded; writes one handle.
+        let result = unsafe { sys::cuLibraryGetKernel(&mut kernel, self.library.handle, symbol.as_ptr()) };
+        check("cuLibraryGetKernel", result, what)?;
+        // SAFETY: the kernel belongs to the current context; writes one handle.
+        check("cuKernelGetFunction", unsafe { sys::cuKernelGetFunction(&mut function, kernel) }, what)?;
+        if shared_bytes > 48 << 10 {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: sets one number of a valid function.
+            let result = unsafe { sys::cuFuncSetAttribute(function, attribute, shared_bytes as i32) };
+            check("cuFuncSetAttribute", result, || format!("{} with {shared_bytes} bytes of shared memory", what()))?;
+        }
+        Ok(Kernel { function, name, module: self.clone() })
+    }
+}
+
+impl Drop for Library {
+    fn drop(&mut self) {
+        let _ = self.context.synchronize();
+        // SAFETY: no kernel of it runs any more and nobody holds it.
+        let _ = unsafe { sys::cuLibraryUnload(self.handle) };
+    }
+}
+
+/// A kernel that can be launched.
+#[derive(Clone)]
+pub struct Kernel {
+    pub(super) function: sys::CUfunction,
+    /// Its entry point.
+    pub name: &'static str,
+    #[allow(dead_code, reason = "keeps the code on the GPU")]
+    module: Module,
+}

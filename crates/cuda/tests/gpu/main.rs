@@ -1,0 +1,13 @@
+//! Everything that needs a GPU, in one program with its kernels inside: it can be carried to a GPU machine and run alone.
+//!
+//! Without a GPU every test says why it is skipped. Outputs are filled with NaN before each run, inputs are fresh.
+
+// Test code may stop at the first surprise.
+#![allow(clippy::unwrap_used)]
+
+mod driver;
+mod experts;
+mod linear;
+mod norm;
+mod rig;
+mod roofs;

@@ -1,0 +1,74 @@
+//! A GPU with a stream and an arena, fresh numbers, and errors as in the acceptance rule of model.md 10.
+
+use longwave_cuda::driver::{Arena, Context, DeviceSlice, Stream, probe};
+
+pub struct Rig {
+    pub context: Context,
+    pub stream: Stream,
+    pub arena: Arena,
+}
+
+/// The first GPU with `bytes` of memory; `None`, with the reason printed, where there is none.
+pub fn rig(bytes: u64) -> Option<Rig> {
+    let gpu = match probe() {
+        Ok(gpus) => gpus.into_iter().next(),
+        Err(missing) => {
+            println!("skipped: {missing}");
+            return None;
+        }
+    };
+    if longwave_cuda::cubins::CUBINS.is_empty() {
+        println!("skipped: built without nvcc");
+        return None;
+    }
+    let context = Context::open(&gpu?).unwrap();
+    let stream = Stream::new(&context).unwrap();
+    let arena = Arena::new(&context, bytes).unwrap();
+    Some(Rig { context, stream, arena })
+}
+
+impl Rig {
+    /// `values` on the GPU.
+    pub fn upload(&mut self, values: &[f32]) -> DeviceSlice<f32> {
+        let slice = self.arena.slice(values.len()).unwrap();
+        slice.write(&self.stream, values).unwrap();
+        slice
+    }
+
+    /// Room for `len` values, all NaN.
+    pub fn poisoned(&mut self, len: usize) -> DeviceSlice<f32> {
+        let slice: DeviceSlice<f32> = self.arena.slice(len).unwrap();
+        slice.fill(&self.stream, 0xff).unwrap();
+        slice
+    }
+}
+
+/// Numbers between -1 and 1 (splitmix64), other ones in every run unless GPU_SEED says which.
+pub struct Fresh(u64);
+
+impl Fresh {
+    pub fn new() -> Fresh {
+        use std::hash::BuildHasher;
+        let random = std::collections::hash_map::RandomState::new().hash_one(0);
+        let seed = std::env::var("GPU_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(random);
+        println!("GPU_SEED={seed}");
+        Fresh(seed)
+    }
+
+    pub fn floats(&mut self, len: usize) -> Vec<f32> {
+        let next = |_| {
+            self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+            ((x ^ (x >> 31)) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        };
+        (0..len).map(next).collect()
+    }
+}
+
+/// `||ours - reference|| / ||reference||`; NaN anywhere is NaN.
+pub fn relative_error(ours: &[f32], reference: &[f32]) -> f64 {
+    assert_eq!(ours.len(), reference.len());
+    let squares = |f: &dyn Fn(usize) -> f64| (0..ours.len()).map(|i| f(i) * f(i)).sum::<f64>().sqrt();
+    squares(&|i| f64::from(ours[i]) - f64::from(reference[i])) / squares(&|i| f64::from(reference[i]))
+}
