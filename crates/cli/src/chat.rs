@@ -50,8 +50,7 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// Runs the REPL.
 pub fn run(args: Args) -> Result<()> {
-    let (tiers, notes) = args.tiers.check(!args.model.no_enable_prefix_caching)?;
-    notes.iter().for_each(|note| eprintln!("longwave: {note}"));
+    let tiers = args.tiers.check(!args.model.no_enable_prefix_caching)?;
     let model = load::open(&args.model, tiers)?;
     watch_interrupts()?;
     let mut messages: Vec<Value> = args.system.iter().map(|s| json!({"role": "system", "content": s})).collect();

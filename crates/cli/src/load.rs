@@ -78,6 +78,16 @@ pub struct ModelArgs {
     /// Tokens between checkpoints inside long prompts; 0 keeps those at the ends of prompts and answers only.
     #[arg(long, default_value_t = 8192)]
     pub checkpoint_interval: u32,
+    /// Host memory for windows and state of requests that give up their seats to more urgent ones (`priority` in a
+    /// request), for example 2G; with 0 they are computed again.
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = units::bytes)]
+    pub spill_memory: u64,
+    /// vLLM's --spill-memory, in GiB.
+    #[arg(long, value_name = "GIB", hide_short_help = true, conflicts_with = "spill_memory", value_parser = gibibytes)]
+    pub swap_space: Option<u64>,
+    /// Seconds without a completed step after which /health is bad and waiting requests fail; 0 waits for ever.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    pub stall_timeout: u32,
     /// Tokens that the model's MTP module drafts per step, 0 to 7. Drafts change the speed, never the tokens.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=MOST_DRAFTS))]
     pub num_speculative_tokens: u32,
@@ -93,6 +103,11 @@ impl ModelArgs {
     fn drafts(&self) -> u32 {
         self.speculative_config.unwrap_or(self.num_speculative_tokens)
     }
+}
+
+/// A number of GiB as bytes.
+fn gibibytes(text: &str) -> Result<u64, String> {
+    units::bytes(&format!("{text}G")).map_err(|_| format!("{text:?} is not a number of GiB; write for example 4"))
 }
 
 /// Reads vLLM's JSON. What is not known here is refused: it would have changed something there.
@@ -209,6 +224,8 @@ pub fn open(args: &ModelArgs, tiers: TierOptions) -> Result<Loaded> {
         drafts: options.drafts,
         prefix_cache: !args.no_enable_prefix_caching,
         checkpoint_interval: args.checkpoint_interval,
+        spill_bytes: args.swap_space.unwrap_or(args.spill_memory),
+        stall_after: std::time::Duration::from_secs(args.stall_timeout.into()),
         tiers,
         ..EngineOptions::default()
     };

@@ -143,8 +143,8 @@ pub fn run(args: Args) -> Result<()> {
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     // Colours are for a terminal; NO_COLOR turns them off there too.
     log.with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none()).init();
-    let (tiers, notes) = args.tiers.check(!args.model.no_enable_prefix_caching)?;
-    for note in args.vllm.check()?.into_iter().chain(notes) {
+    let tiers = args.tiers.check(!args.model.no_enable_prefix_caching)?;
+    for note in args.vllm.check()? {
         tracing::info!("{note}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;

@@ -34,20 +34,11 @@ pub struct TierArgs {
     /// native: records in host memory.
     #[arg(long, hide_short_help = true)]
     kv_offloading_backend: Option<String>,
-    /// Without effect: a running request keeps its cache until it ends.
-    #[arg(long, value_name = "GIB", hide_short_help = true)]
-    swap_space: Option<f64>,
 }
 
 impl TierArgs {
-    /// Where the tiers are, with the notes to print. Refuses what cannot work.
-    pub fn check(&self, prefix_caching: bool) -> Result<(TierOptions, Vec<&'static str>)> {
-        let mut notes = Vec::new();
-        if self.swap_space.is_some_and(|gib| gib > 0.0) {
-            notes.push(
-                "--swap-space has no effect: nothing is swapped out; --host-cache keeps computed prefixes in host memory",
-            );
-        }
+    /// Where the tiers are. Refuses what cannot work.
+    pub fn check(&self, prefix_caching: bool) -> Result<TierOptions> {
         if let Some(backend) = self.kv_offloading_backend.as_deref().filter(|b| *b != "native") {
             bail!(
                 "--kv-offloading-backend {backend}: only native is here; use it with --host-cache SIZE, and --cache-dir DIR for a disk"
@@ -79,7 +70,7 @@ impl TierArgs {
             // Taken again when the engine opens.
             drop(tier::lock(directory)?);
         }
-        Ok((options, notes))
+        Ok(options)
     }
 }
 

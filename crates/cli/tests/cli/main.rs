@@ -11,6 +11,7 @@ mod calculator;
 mod configs;
 mod flags;
 mod killed;
+mod leaving;
 mod program;
 mod stopping;
 mod talk;

@@ -68,7 +68,7 @@ fn every_request_gives_the_tokens_of_its_solo_run() {
     let number = |name: &str| std::env::var(name).ok().map(|v| v.parse::<u64>().expect("a number"));
     let seeds = match number("SIM_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("SIM_SEEDS").unwrap_or(400),
+        None => 0..number("SIM_SEEDS").unwrap_or(1000),
     };
     let mut totals = Totals::default();
     for seed in seeds.clone() {
