@@ -86,6 +86,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/health", get(health::health))
         .route("/ready", get(health::health))
         .route("/debug/prefix", get(prefix::debug))
+        .route("/debug/engine", get(prefix::engine))
         .route("/version", get(health::version))
         .fallback(|uri: Uri| async move { ApiError::not_found(uri.path()) })
         .method_not_allowed_fallback(|method: Method, uri: Uri| async move {

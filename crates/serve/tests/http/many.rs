@@ -87,6 +87,9 @@ async fn a_request_and_an_operator_can_ask_why_a_prefix_missed() {
     assert_eq!(requests[1]["prompt_tokens"], answer["usage"]["prompt_tokens"]);
     assert_eq!(debug["units_total"]["large"], 64);
     assert!(!debug.to_string().contains("Hello"), "no text of users");
+    assert_eq!(debug["host"]["records"], 0);
+    let engine = get(server.port, "/debug/engine").await.json();
+    assert_eq!((engine["alive"].as_bool(), engine["drafts_accepted"].as_array().map(Vec::len)), (Some(true), Some(7)));
 }
 
 #[tokio::test]
