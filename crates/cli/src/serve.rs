@@ -175,11 +175,16 @@ pub fn run(args: Args) -> Result<()> {
     }
     let app = Arc::new(App::new(options, api, model.tokenizer));
     let address = listener.local_addr()?;
+    // Before anybody is told that the server is ready and may stop it.
+    let signals = {
+        let _inside = runtime.enter();
+        Signals::listen()
+    };
     tracing::info!(
         "ready on http://{address} after {:.2} s (try: curl http://{address}/v1/models)",
         started.elapsed().as_secs_f64()
     );
-    runtime.block_on(longwave_serve::run(listener, app, shutdown_signal()))?;
+    runtime.block_on(longwave_serve::run(listener, app, shutdown_signal(signals)))?;
     model.engine.shutdown();
     if let Some(fault) = model.engine.status().tiers.disk_fault {
         tracing::warn!("the cache directory failed at least once: {fault}");
@@ -192,8 +197,7 @@ const GRACE_S: u64 = 30;
 
 /// Resolves at Ctrl-C or SIGTERM. A second signal, or [`GRACE_S`] later, ends the process whatever still runs: a client
 /// that reads nothing must not keep a server alive.
-async fn shutdown_signal() {
-    let mut signals = Signals::listen();
+async fn shutdown_signal(mut signals: Signals) {
     signals.next().await;
     tracing::info!("finishing the running requests, {GRACE_S} s at most; another signal ends at once");
     tokio::spawn(async move {
