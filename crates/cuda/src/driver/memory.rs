@@ -122,9 +122,9 @@ impl<T: Element> DeviceSlice<T> {
     /// Copies `from` here and waits.
     pub fn write(&self, stream: &Stream, from: &[T]) -> Result<(), DriverError> {
         assert!(from.len() == self.len, "{} elements for {}", from.len(), self.len);
+        let (source, bytes) = (from.as_ptr().cast(), self.bytes());
         // SAFETY: both sides have that many bytes; `from` lives until the stream is synchronised below.
-        let result =
-            unsafe { sys::cuMemcpyHtoDAsync_v2(self.address, from.as_ptr().cast(), self.bytes(), stream.handle) };
+        let result = unsafe { sys::cuMemcpyHtoDAsync_v2(self.address, source, bytes, stream.handle) };
         check("cuMemcpyHtoD", result, || format!("{} bytes", self.bytes()))?;
         stream.synchronize()
     }
@@ -132,9 +132,9 @@ impl<T: Element> DeviceSlice<T> {
     /// Copies all of it to the host and waits.
     pub fn read(&self, stream: &Stream) -> Result<Vec<T>, DriverError> {
         let mut to = vec![T::default(); self.len];
+        let (target, bytes) = (to.as_mut_ptr().cast(), self.bytes());
         // SAFETY: both sides have that many bytes; any pattern of bits is a `T`; `to` lives until the wait below.
-        let result =
-            unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), self.address, self.bytes(), stream.handle) };
+        let result = unsafe { sys::cuMemcpyDtoHAsync_v2(target, self.address, bytes, stream.handle) };
         check("cuMemcpyDtoH", result, || format!("{} bytes", self.bytes()))?;
         stream.synchronize()?;
         Ok(to)
