@@ -74,6 +74,7 @@ pub(crate) struct Head {
     stream: bool,
     pub(crate) include_usage: bool,
     pub(crate) prefix_report: bool,
+    pub(crate) keep_alive: std::time::Duration,
 }
 
 struct Prepared {
@@ -114,6 +115,7 @@ fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
         stream: controls.stream,
         include_usage: controls.include_usage,
         prefix_report: controls.prefix_report,
+        keep_alive: app.options.keep_alive,
     };
     let request = Request {
         prompt,

@@ -69,10 +69,14 @@ async fn write(chunks: Chunks, mut answer: Answer, frames: mpsc::Sender<Bytes>) 
         if ended {
             return Ok(answer.usage());
         }
-        let next = tokio::select! {
-            // Dropping the answer cancels the request in the engine.
-            () = frames.closed() => return Err(Broken::Gone),
-            next = answer.next() => next,
+        let next = loop {
+            let silence = tokio::time::sleep(chunks.head.keep_alive);
+            tokio::select! {
+                // Dropping the answer cancels the request in the engine.
+                () = frames.closed() => return Err(Broken::Gone),
+                next = answer.next() => break next,
+                () = silence => frames.send(sse::KEEP_ALIVE).await.map_err(|_| Broken::Gone)?,
+            }
         };
         match next.map_err(Broken::Failed)? {
             Next::Part(part) => ready = chunks.deltas(part),

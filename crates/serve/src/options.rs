@@ -1,6 +1,8 @@
 //! Options of the server. Plain data, filled by the command line.
 //! Assumes values that were checked where they were typed; the defaults serve on this machine only.
 
+use std::time::Duration;
+
 use longwave_text::ChatDefaults;
 
 /// What a request that says nothing about sampling gets; from the checkpoint's generation_config.json.
@@ -37,6 +39,8 @@ pub struct ServerOptions {
     pub sampling: SamplingDefaults,
     /// Thinking of requests that say nothing.
     pub chat: ChatDefaults,
+    /// Longest silence of a stream: then a comment is sent, so that no proxy takes a long prefill for a dead server.
+    pub keep_alive: Duration,
     /// Tokens that end a turn; empty means the tokenizer's end of sentence.
     pub stop_tokens: Vec<u32>,
 }
@@ -50,6 +54,7 @@ impl Default for ServerOptions {
             max_body_bytes: 64 << 20,
             sampling: SamplingDefaults::default(),
             chat: ChatDefaults::default(),
+            keep_alive: Duration::from_secs(15),
             stop_tokens: Vec::new(),
         }
     }

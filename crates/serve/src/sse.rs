@@ -21,6 +21,9 @@ const QUEUE: usize = 64;
 /// The end of a stream.
 pub(crate) const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
 
+/// A comment: clients skip it.
+pub(crate) const KEEP_ALIVE: Bytes = Bytes::from_static(b": keep-alive\n\n");
+
 struct Frames(mpsc::Receiver<Bytes>);
 
 impl Stream for Frames {

@@ -8,6 +8,7 @@
 mod driver;
 mod experts;
 mod linear;
+mod mhc;
 mod norm;
 mod rig;
 mod roofs;

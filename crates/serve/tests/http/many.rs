@@ -143,3 +143,16 @@ async fn m21_a_call_after_a_thought_of_max_effort_ends_as_a_call() {
     let events = post(server.port, ask(streamed)).await.events();
     assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
 }
+
+/// A stream that is silent for long gets comments, and clients see the same answer.
+#[tokio::test]
+async fn a_silent_stream_is_kept_alive() {
+    let mut script = Script::text("Oslo.");
+    script.pause = std::time::Duration::from_millis(300);
+    let server = Server::with(script, 4096, |options| options.keep_alive = std::time::Duration::from_millis(50)).await;
+    let response = post(server.port, ask(json!({"stream": true}))).await;
+    assert!(response.body.matches(": keep-alive\n\n").count() >= 2, "{}", response.body);
+    let events = response.events();
+    let text: String = events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(text, "Oslo.");
+}

@@ -1,0 +1,218 @@
+//! Hyper-connections around a sublayer, against the CPU's, and their time for one token of Flash.
+
+use longwave_cpu::numerics::{Profile, fake_fp8_group};
+use longwave_cpu::ops::mhc::{self, Site};
+use longwave_cpu::ops::norm::rms_norm;
+use longwave_cuda::driver::{Argument, DeviceSlice, Event, Graph, Grid, Module, Stream};
+use longwave_model::formats::{bf16_bits, bf16_value, e4m3};
+
+use crate::rig::{Fresh, Rig, relative_error, rig};
+
+const ITERS: u32 = 20;
+const EPS: f32 = 1e-6;
+
+struct Boundary {
+    streams: DeviceSlice<u16>,
+    function: DeviceSlice<f32>,
+    partial: DeviceSlice<f32>,
+    base: DeviceSlice<f32>,
+    scale: DeviceSlice<f32>,
+    weight: DeviceSlice<f32>,
+    mix: DeviceSlice<f32>,
+    normed: DeviceSlice<u16>,
+    codes: DeviceSlice<u8>,
+    scales: DeviceSlice<f32>,
+    output: DeviceSlice<u16>,
+}
+
+fn put<T: longwave_cuda::driver::Element>(rig: &mut Rig, values: &[T]) -> DeviceSlice<T> {
+    let slice = rig.arena.slice(values.len()).unwrap();
+    slice.write(&rig.stream, values).unwrap();
+    slice
+}
+
+fn poisoned<T: longwave_cuda::driver::Element>(rig: &mut Rig, len: usize) -> DeviceSlice<T> {
+    let slice: DeviceSlice<T> = rig.arena.slice(len).unwrap();
+    slice.fill(&rig.stream, 0xff).unwrap();
+    slice
+}
+
+struct Kernels {
+    dots: longwave_cuda::driver::Kernel,
+    pre: longwave_cuda::driver::Kernel,
+    post: longwave_cuda::driver::Kernel,
+}
+
+fn kernels(rig: &Rig) -> Kernels {
+    let module = Module::load(&rig.context, "mhc").unwrap();
+    let kernel = |name| module.kernel(name, 0).unwrap();
+    Kernels { dots: kernel("mhc_dots"), pre: kernel("mhc_pre"), post: kernel("mhc_post") }
+}
+
+impl Boundary {
+    fn before(&self, stream: &Stream, k: &Kernels, width: usize, tokens: usize) {
+        let grid = |x: usize, y: usize| Grid { blocks: [x as u32, y as u32, 1], ..Grid::new(1, 256) };
+        let arguments = [
+            Argument::from(&self.streams),
+            Argument::from(&self.function),
+            Argument::from(&self.partial),
+            (width as u32).into(),
+        ];
+        stream.launch(&k.dots, grid(4 * width / 512, tokens), &arguments).unwrap();
+        let arguments = [
+            Argument::from(&self.streams),
+            Argument::from(&self.partial),
+            Argument::from(&self.base),
+            Argument::from(&self.scale),
+            Argument::from(&self.weight),
+            Argument::from(&self.mix),
+            Argument::from(&self.normed),
+            Argument::from(&self.codes),
+            Argument::from(&self.scales),
+            (width as u32).into(),
+            EPS.into(),
+            EPS.into(),
+            ITERS.into(),
+        ];
+        stream.launch(&k.pre, grid(tokens, 1), &arguments).unwrap();
+    }
+
+    fn after(&self, stream: &Stream, k: &Kernels, width: usize, tokens: usize) {
+        let arguments = [
+            Argument::from(&self.streams),
+            Argument::from(&self.output),
+            Argument::from(&self.mix),
+            (width as u32).into(),
+        ];
+        let grid = Grid { blocks: [(width / 1024) as u32, tokens as u32, 1], ..Grid::new(1, 256) };
+        stream.launch(&k.post, grid, &arguments).unwrap();
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u16> {
+    values.iter().map(|&v| bf16_bits(v)).collect()
+}
+
+fn floats(bits: &[u16]) -> Vec<f32> {
+    bits.iter().map(|&b| bf16_value(b)).collect()
+}
+
+fn boundary(rig: &mut Rig, fresh: &mut Fresh, width: usize, tokens: usize) -> (Boundary, Vec<Vec<f32>>) {
+    let host: Vec<Vec<f32>> = vec![
+        floats(&bits(&fresh.floats(tokens * 4 * width))),
+        fresh.floats(24 * 4 * width).iter().map(|v| 0.05 * v).collect(),
+        fresh.floats(24),
+        vec![0.7, 1.3, 0.9],
+        fresh.floats(width).iter().map(|v| 1.0 + 0.3 * v).collect(),
+        floats(&bits(&fresh.floats(tokens * width))),
+    ];
+    let boundary = Boundary {
+        streams: put(rig, &bits(&host[0])),
+        function: put(rig, &host[1]),
+        partial: poisoned(rig, tokens * (4 * width / 512) * 32),
+        base: put(rig, &host[2]),
+        scale: put(rig, &host[3]),
+        weight: put(rig, &host[4]),
+        mix: poisoned(rig, tokens * 20),
+        normed: poisoned(rig, tokens * width),
+        codes: poisoned(rig, tokens * width),
+        scales: poisoned(rig, tokens * width / 128),
+        output: put(rig, &bits(&host[5])),
+    };
+    (boundary, host)
+}
+
+#[test]
+fn a_boundary_agrees_and_does_not_depend_on_the_batch() {
+    let Some(mut rig) = rig(256 << 20) else { return };
+    let (mut fresh, k) = (Fresh::new(), kernels(&rig));
+    for (width, tokens) in [(4096usize, 1usize), (4096, 9), (7168, 3), (1024, 40)] {
+        let (b, host) = boundary(&mut rig, &mut fresh, width, tokens);
+        b.before(&rig.stream, &k, width, tokens);
+        let (mix, normed) = (b.mix.read(&rig.stream).unwrap(), b.normed.read(&rig.stream).unwrap());
+        let (codes, scales) = (b.codes.read(&rig.stream).unwrap(), b.scales.read(&rig.stream).unwrap());
+        b.after(&rig.stream, &k, width, tokens);
+        let streams = floats(&b.streams.read(&rig.stream).unwrap());
+
+        let site = Site { base: host[2].clone(), scale: host[3].clone(), hc_eps: EPS, norm_eps: EPS, iters: ITERS };
+        let mut reference = [vec![], vec![], vec![], vec![]];
+        for t in 0..tokens {
+            let x = &host[0][t * 4 * width..(t + 1) * 4 * width];
+            let row = |r: usize| host[1][r * 4 * width..(r + 1) * 4 * width].iter().zip(x);
+            let dots: Vec<f32> =
+                (0..24).map(|r| row(r).map(|(f, x)| f64::from(*f) * f64::from(*x)).sum::<f64>() as f32).collect();
+            let (mut h, mut y) = (vec![0.0; width], vec![0.0; width]);
+            let m = mhc::pre(x, &dots, &site, Profile::Serving, &mut h);
+            rms_norm(&h, &host[4], EPS, Profile::Serving, &mut y);
+            reference[0].extend(m.post.iter().chain(m.comb.as_flattened()));
+            reference[1].extend_from_slice(&y);
+            y.chunks_mut(128).for_each(fake_fp8_group);
+            reference[2].extend_from_slice(&y);
+            let mut x = x.to_vec();
+            mhc::post(&mut x, &host[5][t * width..(t + 1) * width], &m, Profile::Serving);
+            reference[3].extend_from_slice(&x);
+        }
+        let quantised: Vec<f32> = codes.iter().enumerate().map(|(i, &c)| e4m3::decode(c) * scales[i / 128]).collect();
+        let errors = [
+            relative_error(&mix, &reference[0]),
+            relative_error(&floats(&normed), &reference[1]),
+            relative_error(&quantised, &reference[2]),
+            relative_error(&streams, &reference[3]),
+        ];
+        println!(
+            "mhc {tokens} x {width}: mix {:.1e}, normed {:.1e}, e4m3 {:.1e}, streams {:.1e}",
+            errors[0], errors[1], errors[2], errors[3]
+        );
+        // A value close to the middle between two bf16 or e4m3 values may round to the other side.
+        assert!(errors[0] < 1e-5 && errors[1] < 1e-3 && errors[2] < 5e-3 && errors[3] < 1e-3, "{errors:?}");
+
+        // The last token alone: the same bits.
+        let last = (tokens - 1) * 4 * width;
+        let one = Boundary {
+            streams: put(&mut rig, &bits(&host[0][last..])),
+            partial: poisoned(&mut rig, 4 * width / 512 * 32),
+            mix: poisoned(&mut rig, 20),
+            normed: poisoned(&mut rig, width),
+            codes: poisoned(&mut rig, width),
+            scales: poisoned(&mut rig, width / 128),
+            output: put(&mut rig, &bits(&host[5][(tokens - 1) * width..])),
+            ..b
+        };
+        one.before(&rig.stream, &k, width, 1);
+        assert_eq!(one.mix.read(&rig.stream).unwrap(), mix[(tokens - 1) * 20..]);
+        assert_eq!(one.codes.read(&rig.stream).unwrap(), codes[(tokens - 1) * width..]);
+        one.after(&rig.stream, &k, width, 1);
+        assert_eq!(floats(&one.streams.read(&rig.stream).unwrap()), streams[last..]);
+        rig.arena.reset();
+    }
+}
+
+#[test]
+fn a_boundary_is_measured() {
+    let Some(mut rig) = rig(256 << 20) else { return };
+    let (mut fresh, k) = (Fresh::new(), kernels(&rig));
+    for tokens in [1usize, 8, 32] {
+        let (b, _) = boundary(&mut rig, &mut fresh, 4096, tokens);
+        let graph = Graph::capture(&rig.stream, |s| {
+            (0..100).for_each(|_| {
+                b.after(s, &k, 4096, tokens);
+                b.before(s, &k, 4096, tokens);
+            });
+            Ok(())
+        })
+        .unwrap();
+        let (start, end) = (Event::new(&rig.context).unwrap(), Event::new(&rig.context).unwrap());
+        let mut times: Vec<f64> = (0..12)
+            .map(|_| {
+                start.record(&rig.stream).unwrap();
+                graph.launch(&rig.stream).unwrap();
+                end.record(&rig.stream).unwrap();
+                end.elapsed_us(&start).unwrap() / 100.0
+            })
+            .collect();
+        times.sort_by(f64::total_cmp);
+        println!("mhc boundary, {tokens} tokens of 4096: {:.2} us in three kernels", times[6]);
+        assert!(times[6] > 0.0);
+        rig.arena.reset();
+    }
+}
