@@ -285,6 +285,11 @@ fn sampled(s: &SeqStep, tokens: &[Token], logits: &[f32], vocab: usize, mut coun
             return SeqResult { failed: Some(what), ..SeqResult::default() };
         }
         let token = sample::sample(row, how, position, counts.as_deref());
+        if position < how.forbidden_before && how.forbidden.contains(&token) {
+            // Chosen only when nothing else is left.
+            let what = format!("every token is forbidden at position {position}");
+            return SeqResult { failed: Some(what), ..SeqResult::default() };
+        }
         out.tokens.push(token);
         if let Some(top) = how.top_logprobs {
             out.logprobs.push(sample::logprobs(row, token, top));

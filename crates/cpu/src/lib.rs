@@ -16,7 +16,7 @@ pub mod weights;
 mod attention;
 mod compressors;
 mod drafts;
-mod fingerprint;
+pub mod fingerprint;
 mod moe;
 mod mtp;
 mod replay;

@@ -69,6 +69,21 @@ impl Admission {
         need
     }
 
+    /// Most outputs, up to `most`, with which a prompt fits into the pools when it is alone.
+    pub fn most_outputs(&self, prompt: u32, most: u32) -> u32 {
+        let fits = |outputs: u32| {
+            let need = self.need(prompt, outputs).most();
+            (0..3).all(|i| need[i] <= self.total[i])
+        };
+        // The need grows with the outputs: the first number that does not fit is one past the answer.
+        let (mut low, mut high) = (0, most);
+        while low < high {
+            let middle = low + (high - low).div_ceil(2);
+            if fits(middle) { low = middle } else { high = middle - 1 }
+        }
+        low
+    }
+
     /// Whether the request can run at all; with the most tokens that it may generate and its need.
     pub fn check(&self, request: &Request, limits: &Limits) -> Result<(u32, Need), Refusal> {
         let prompt = request.prompt.len();
@@ -214,6 +229,21 @@ mod tests {
         assert_eq!(check(vec![1; 512], 1), Ok(1), "the last token is not cached");
         assert!(check(vec![1; 512], 2).is_err());
         assert_eq!(check(vec![1; 3], 9), Ok(9));
+    }
+
+    #[test]
+    fn the_longest_answer_is_the_longest_that_fits() {
+        let limits =
+            Limits { seats: 1, step_tokens: 64, context: 9000, units: [40, 30, 9], drafts: 0, in_flight: 1, vocab: 50 };
+        let admission = Admission::new(&tiny_layout(), limits.units, 64, 0);
+        let check = |prompt: u32, max_tokens| admission.check(&request(vec![1; prompt as usize], max_tokens), &limits);
+        for prompt in [1, 255, 256, 1000, 2000] {
+            let most = admission.most_outputs(prompt, limits.context - prompt);
+            assert!(most > 0 && check(prompt, most).is_ok(), "{prompt} {most}");
+            assert!(matches!(check(prompt, most + 1), Err(Refusal::NeverFits { .. })), "{prompt} {most}");
+        }
+        assert_eq!(admission.most_outputs(10, 7), 7);
+        assert_eq!(admission.most_outputs(8000, 500), 0);
     }
 
     #[test]

@@ -77,8 +77,10 @@ impl Default for EngineOptions {
 pub struct Status {
     /// Requests that have a seat.
     pub running: u32,
-    /// Requests that wait for one.
+    /// Requests that wait for one, those that had to give one up included.
     pub waiting: u32,
+    /// Of them, those that had to give one up.
+    pub displaced: u32,
     /// Units of each pool (large, middle, small).
     pub units_total: Units,
     /// Of them, owned by block tables or the prefix cache.
@@ -129,6 +131,7 @@ impl Status {
         Status {
             running: 0,
             waiting: 0,
+            displaced: 0,
             units_total: limits.units,
             units_used: [0; 3],
             units_cached: [0; 3],
@@ -478,6 +481,7 @@ impl<B: Backend> Engine<B> {
         Status {
             running: self.seats.iter().flatten().count() as u32,
             waiting: self.waiting.len() as u32,
+            displaced: self.displaced as u32,
             units_total: self.pools.total(),
             units_used: self.pools.used(),
             units_cached: self.pools.cached(),

@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use crate::admission::Admission;
 use crate::engine::{Engine, EngineOptions, Status};
 use crate::request::{Event, EventSink, FinishReason, Request, RequestId, SubmitError};
 use crate::step::{Backend, Limits};
@@ -48,6 +49,7 @@ struct Shared {
     wake: Condvar,
     status: Mutex<Status>,
     watchdog: Arc<Watchdog>,
+    admission: Admission,
     limits: Limits,
     max_waiting: usize,
     retry_after_s: u32,
@@ -74,6 +76,7 @@ pub fn open<B: Backend + 'static>(backend: B, options: EngineOptions) -> Result<
         wake: Condvar::new(),
         status: Mutex::new(engine.status()),
         watchdog,
+        admission: engine.admission.clone(),
         limits: engine.limits().clone(),
         max_waiting,
         retry_after_s,
@@ -123,7 +126,15 @@ impl EngineHandle {
             let intake = lock(&shared.intake);
             intake.waiting + intake.submissions.len()
         };
-        Status { waiting: queued as u32, stalled: shared.watchdog.is_stalled(), ..lock(&shared.status).clone() }
+        let status = lock(&shared.status).clone();
+        let waiting = queued as u32 + status.displaced;
+        Status { waiting, stalled: shared.watchdog.is_stalled(), ..status }
+    }
+
+    /// Most tokens that a prompt of `prompt` tokens can be answered with: the context and the pools bound it.
+    pub fn most_tokens(&self, prompt: u32) -> u32 {
+        let shared = &self.owner.shared;
+        shared.admission.most_outputs(prompt, shared.limits.context.saturating_sub(prompt))
     }
 
     /// Bounds of the backend.
@@ -162,7 +173,7 @@ impl Shared {
     }
 
     fn publish(&self, status: Status) {
-        lock(&self.intake).waiting = status.waiting as usize;
+        lock(&self.intake).waiting = (status.waiting - status.displaced) as usize;
         *lock(&self.status) = status;
     }
 }
@@ -196,6 +207,7 @@ fn run<B: Backend>(mut engine: Engine<B>, shared: &Shared) {
         let event = Event::Finished { reason, prompt_tokens, cached_tokens: 0, output_tokens: 0 };
         let _ = catch_unwind(AssertUnwindSafe(|| sink(event)));
     }
+    shared.watchdog.settle(&why);
     shared.publish(engine.status());
     shared.watchdog.end();
 }

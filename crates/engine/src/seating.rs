@@ -13,7 +13,7 @@ use crate::hash::{self, BlockHash};
 use crate::pool::Units;
 use crate::prefix::{Found, PrefixCache};
 use crate::request::{Event, RequestId};
-use crate::sequence::{Progress, Sequence, Waiting};
+use crate::sequence::{Awaited, Progress, Sequence, Waiting};
 use crate::spill::{self, Spill};
 use crate::step::{Backend, BackendError, ReturnLogits, Seat};
 use crate::tier::{self, Reach, Staged};
@@ -56,12 +56,24 @@ impl<B: Backend> Engine<B> {
 
     fn seat(&mut self, place: Place) -> Result<Seating, BackendError> {
         if self.tiers.is_parked(place.1) {
-            return Ok(Seating::Deferred);
+            // Records that were read for a request behind this one wait for its seat, perhaps for long: they go.
+            let owner = self.tiers.over_for();
+            let behind = owner.and_then(|id| self.waiting.keys().find(|k| k.1 == id)).is_some_and(|k| *k > place);
+            if !behind {
+                return Ok(Seating::Deferred);
+            }
+            self.tiers.end_load();
         }
         let waiting = self.waiting.get_mut(&place).expect("only waiting requests are seated");
         let state = self.returns + self.prefix.version;
         if waiting.blocked_at == Some(state) {
             return Ok(Seating::StillBlocked);
+        }
+        if let Some(awaited) = waiting.awaits.take()
+            && self.seats[awaited.seat].as_ref().is_some_and(|s| s.id == awaited.id && s.reuse.junction > s.committed)
+        {
+            waiting.awaits = Some(awaited);
+            return Ok(Seating::Deferred);
         }
         hash_prompt(waiting, &self.prefix);
         let (request, hashes) = (&waiting.request, waiting.hashes.as_deref().unwrap_or_default());
@@ -84,8 +96,12 @@ impl<B: Backend> Engine<B> {
         }
         let ready = plan.as_ref().map_or(found.hit, |plan| plan.end);
         let useful = if request.logits == ReturnLogits::All { 0 } else { most };
-        if resumes.is_none() && await_prefix(&mut self.seats, request.salt, hashes, useful, ready) {
-            return Ok(Seating::Deferred);
+        if resumes.is_none() {
+            let awaited = await_prefix(&mut self.seats, place, request.salt, hashes, useful, ready);
+            if awaited.is_some() {
+                waiting.awaits = awaited;
+                return Ok(Seating::Deferred);
+            }
         }
         let reused = resumes.map_or(found.reused, |s| s.published);
         let (shared, doubled) = (self.prefix.shared_units(&found, reused, &self.pools), self.pools.duplicates());
@@ -262,24 +278,35 @@ fn hash_prompt(waiting: &mut Waiting, prefix: &PrefixCache) {
     waiting.hashes.get_or_insert_with(chain);
 }
 
-/// Whether a running request is about to compute or replay more of a prompt than its first `ready` blocks, which end at a
-/// checkpoint; at most `most` blocks are of use. It is asked to leave a checkpoint where the texts part.
-fn await_prefix(seats: &mut [Option<Sequence>], salt: u64, hashes: &[BlockHash], most: u32, ready: u32) -> bool {
-    let mut awaited = false;
-    for s in seats.iter_mut().flatten().filter(|s| s.salt == salt && s.reuse.active) {
+/// The running request that is about to compute or replay more of a prompt than its first `ready` blocks, which end at a
+/// checkpoint; at most `most` blocks are of use. It is asked to leave a checkpoint where the texts part. Only one that
+/// stands before `place` is waited for: the others may get no part of a step for long.
+fn await_prefix(
+    seats: &mut [Option<Sequence>],
+    place: Place,
+    salt: u64,
+    hashes: &[BlockHash],
+    most: u32,
+    ready: u32,
+) -> Option<Awaited> {
+    let mut best = None;
+    for (seat, s) in seats.iter_mut().enumerate().filter_map(|(i, s)| Some((i, s.as_mut()?))) {
         let computed = s.committed / LOGICAL_BLOCK;
         let most = most.min(s.prefill_tokens / LOGICAL_BLOCK);
-        if most <= ready.max(computed) {
+        if s.salt != salt || !s.reuse.active || (s.rank, s.id) > place || most <= ready.max(computed) {
             continue;
         }
         let common = s.reuse.hashes.iter().zip(hashes).take_while(|(a, b)| a == b).count() as u32;
         let common = common.min(most);
         if common > ready.max(computed) {
-            awaited = true;
-            if s.reuse.junction <= s.committed {
-                s.reuse.junction = common * LOGICAL_BLOCK;
+            let until = common * LOGICAL_BLOCK;
+            // The earliest one first: those behind it ask again when it is passed.
+            if s.reuse.junction <= s.committed || until < s.reuse.junction {
+                s.reuse.junction = until;
             }
+            // Looked at again when the checkpoint that comes next is passed.
+            best = best.or(Some(Awaited { seat, id: s.id }));
         }
     }
-    awaited
+    best
 }

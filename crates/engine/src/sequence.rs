@@ -28,8 +28,17 @@ pub(crate) struct Waiting {
     pub hashes: Option<Vec<BlockHash>>,
     /// State of the engine at which it did not fit; it is looked at again when that has changed.
     pub blocked_at: Option<u64>,
+    /// The request whose prompt it waits for.
+    pub awaits: Option<Awaited>,
     /// What it did before it lost its seat.
     pub progress: Option<Progress>,
+}
+
+/// A running request that another one waits for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Awaited {
+    pub seat: usize,
+    pub id: RequestId,
 }
 
 /// What a request that lost its seat did before.
@@ -139,6 +148,7 @@ impl Sequence {
             need,
             hashes: None,
             blocked_at: None,
+            awaits: None,
             progress: Some(progress),
         }
     }
@@ -262,7 +272,18 @@ impl Waiting {
             request.sampling.forbidden_before = (request.prompt.len() as u32).saturating_add(request.min_tokens - 1);
         }
         request.sampling.answer_from = request.prompt.len() as u32;
-        Waiting { id, request, sink, rank, max_outputs, need, hashes: None, blocked_at: None, progress: None }
+        Waiting {
+            id,
+            request,
+            sink,
+            rank,
+            max_outputs,
+            need,
+            hashes: None,
+            blocked_at: None,
+            awaits: None,
+            progress: None,
+        }
     }
 
     /// Delivers the last event of a request that has no seat.

@@ -1,4 +1,4 @@
-//! Notices that no step completes although there is work, and then fails the requests that wait.
+//! Notices that no step completes although there is work, and then fails the requests that have not begun.
 //!
 //! A backend can hang in a kernel or a collective, and a scheduler can have a bug: clients must not wait for ever and
 //! health must be bad. Runs on a thread of its own, because the engine thread is the one that hangs. Every sink sits
@@ -104,6 +104,18 @@ impl Watchdog {
     /// The limit in whole seconds, at least one.
     pub fn seconds(&self) -> u32 {
         self.limit.as_secs().clamp(1, u64::from(u32::MAX)) as u32
+    }
+
+    /// Delivers the last event of every request that has not had it: of those that a panic took out of the engine.
+    pub fn settle(&self, why: &str) {
+        let gates = std::mem::take(&mut *lock(&self.gates));
+        for gate in gates.into_values() {
+            let mut gate = lock(&gate);
+            let (reason, prompt_tokens) = (FinishReason::Failed(why.to_string()), gate.prompt_tokens);
+            let last = Event::Finished { reason, prompt_tokens, cached_tokens: 0, output_tokens: 0 };
+            // It may have been a sink that panicked, and it may do so again.
+            let _ = catch_unwind(AssertUnwindSafe(|| gate.deliver(last)));
+        }
     }
 
     /// Watches until the engine thread ends; `cancel` is told of each request that was failed.

@@ -99,7 +99,9 @@ fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
 
     let context = app.engine.limits.context;
     let left = (context as usize).saturating_sub(prompt.len()) as u32;
-    let by_default = plan.default_max_tokens().max(controls.min_tokens).min(left).max(1);
+    // The default is ours, so it must not be what a small cache refuses; a number that was asked for is left alone.
+    let possible = (app.engine.most_tokens)(prompt.len() as u32).min(left);
+    let by_default = plan.default_max_tokens().max(controls.min_tokens).min(possible).max(1);
     let max_tokens = controls.max_tokens.unwrap_or(by_default);
     if max_tokens > left {
         return Err(ApiError::too_long(prompt.len(), controls.max_tokens.unwrap_or(1), context));

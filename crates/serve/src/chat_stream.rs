@@ -30,20 +30,23 @@ pub(crate) async fn stream(head: Arc<Head>, answers: Vec<Answer>, frames: mpsc::
     for (index, answer) in answers.into_iter().enumerate() {
         running.spawn(write(Chunks { head: head.clone(), index }, answer, frames.clone()));
     }
-    let mut usage: Option<Usage> = None;
+    let mut usage = Usage::default();
     while let Some(ended) = running.join_next().await {
         match ended {
-            Ok(Ok(one)) => match &mut usage {
-                Some(sum) => sum.add(one),
-                None => usage = Some(one),
-            },
+            Ok(Ok((index, one))) => {
+                if index == 0 {
+                    // The first answer computed the prompt; the others found it.
+                    (usage.prompt_tokens, usage.cached_tokens) = (one.prompt_tokens, one.cached_tokens);
+                }
+                usage.add(one);
+            }
             Ok(Err(Broken::Gone)) => return,
             Ok(Err(Broken::Failed(error))) => return end(&frames, Some(error.body())).await,
             Err(_) => return end(&frames, Some(ApiError::internal("writing the answer failed").body())).await,
         }
     }
-    let usage = usage.filter(|_| head.include_usage).map(|usage| {
-        let mut chunk = Chunks { head, index: 0 }.envelope(json!([]));
+    let usage = head.include_usage.then(|| {
+        let mut chunk = Chunks { head: head.clone(), index: 0 }.envelope(json!([]));
         chunk["usage"] = usage.json();
         chunk
     });
@@ -59,7 +62,7 @@ async fn end(frames: &mpsc::Sender<Bytes>, last: Option<Value>) {
 }
 
 /// Writes one answer.
-async fn write(chunks: Chunks, mut answer: Answer, frames: mpsc::Sender<Bytes>) -> Result<Usage, Broken> {
+async fn write(chunks: Chunks, mut answer: Answer, frames: mpsc::Sender<Bytes>) -> Result<(usize, Usage), Broken> {
     let mut ready = vec![chunks.chunk(json!({"role": "assistant", "content": ""}), Value::Null, Value::Null)];
     let mut ended = false;
     loop {
@@ -67,7 +70,7 @@ async fn write(chunks: Chunks, mut answer: Answer, frames: mpsc::Sender<Bytes>) 
             frames.send(sse::data(&chunk)).await.map_err(|_| Broken::Gone)?;
         }
         if ended {
-            return Ok(answer.usage());
+            return Ok((chunks.index, answer.usage()));
         }
         let next = loop {
             let silence = tokio::time::sleep(chunks.head.keep_alive);

@@ -72,6 +72,10 @@ const KNOWN: [&str; 38] = [
     "safety_identifier",
 ];
 
+/// Levels of priority on each side of 0: each is worth some time of waiting, and nobody may buy for ever.
+const MAX_PRIORITY: i64 = 16;
+/// Most stop tokens; far from all there are, so that something is left to choose.
+const MAX_STOP_TOKENS: usize = 1024;
 /// Most answers to one prompt.
 const MAX_ANSWERS: u64 = 128;
 /// Most alternatives per token.
@@ -91,10 +95,7 @@ impl Controls {
         if n > MAX_ANSWERS {
             return Err(ApiError::field("n", format!("expected at most {MAX_ANSWERS} answers, got {n}")));
         }
-        let repetition_penalty = fields.number("repetition_penalty", 0.0, 2.0)?.unwrap_or(1.0);
-        if repetition_penalty <= 0.0 {
-            return Err(ApiError::field("repetition_penalty", "expected a number above 0 and at most 2; 1 is off"));
-        }
+        let repetition_penalty = fields.number("repetition_penalty", 0.01, 2.0)?.unwrap_or(1.0);
         fields.flag("parallel_tool_calls")?;
 
         let top_p = fields.number("top_p", 0.0, 1.0)?.unwrap_or(defaults.top_p);
@@ -128,11 +129,17 @@ impl Controls {
         if max_tokens.is_some_and(|max_tokens| min_tokens > max_tokens) {
             return Err(ApiError::field("min_tokens", "larger than max_tokens"));
         }
+        let mut stop_tokens = fields.token_list("stop_token_ids", vocab)?;
+        stop_tokens.sort_unstable();
+        stop_tokens.dedup();
+        if stop_tokens.len() > MAX_STOP_TOKENS {
+            return Err(ApiError::field("stop_token_ids", format!("expected at most {MAX_STOP_TOKENS} different ids")));
+        }
         Ok(Controls {
             sampling,
             max_tokens,
             min_tokens,
-            stop_tokens: fields.token_list("stop_token_ids", vocab)?,
+            stop_tokens,
             ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
             priority: fields.priority()?,
             salt: fields.salt()?,
@@ -181,8 +188,10 @@ impl Fields<'_> {
 
     fn priority(&self) -> Result<i32, ApiError> {
         let Some(value) = self.get("priority") else { return Ok(0) };
-        let number = value.as_i64().and_then(|number| i32::try_from(number).ok());
-        number.ok_or_else(|| ApiError::field("priority", format!("expected a whole number, got {}", short(value))))
+        let number = value.as_i64().filter(|number| (-MAX_PRIORITY..=MAX_PRIORITY).contains(number));
+        let message =
+            || format!("expected a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, got {}", short(value));
+        number.map(|number| number as i32).ok_or_else(|| ApiError::field("priority", message()))
     }
 
     fn salt(&self) -> Result<u64, ApiError> {

@@ -24,6 +24,8 @@ pub struct EngineApi {
     pub cancel: Arc<dyn Fn(RequestId) + Send + Sync>,
     /// Bounds of every request.
     pub limits: Limits,
+    /// Most tokens that a prompt of so many tokens can be answered with.
+    pub most_tokens: Arc<dyn Fn(u32) -> u32 + Send + Sync>,
     /// What it is doing; asked at every call.
     pub status: Arc<dyn Fn() -> Status + Send + Sync>,
 }
@@ -31,11 +33,12 @@ pub struct EngineApi {
 impl EngineApi {
     /// An engine in this process.
     pub fn of(engine: &EngineHandle) -> EngineApi {
-        let (submit, cancel, status) = (engine.clone(), engine.clone(), engine.clone());
+        let (submit, cancel, status, most) = (engine.clone(), engine.clone(), engine.clone(), engine.clone());
         EngineApi {
             submit: Arc::new(move |request, sink| submit.submit(request, sink)),
             cancel: Arc::new(move |id| cancel.cancel(id)),
             limits: engine.limits().clone(),
+            most_tokens: Arc::new(move |prompt| most.most_tokens(prompt)),
             status: Arc::new(move || status.status()),
         }
     }

@@ -80,6 +80,9 @@ fn last_kept(logits: &[f32], how: &Sampling, top: Token) -> Option<(f32, Token)>
         return last;
     }
     let mut kept: Vec<Token> = (0..logits.len() as Token).filter(|&t| logits[t as usize] > f32::NEG_INFINITY).collect();
+    if kept.is_empty() {
+        return last;
+    }
     if cuts_k && (how.top_k as usize) < kept.len() {
         let (_, &mut worst, _) = kept.select_nth_unstable_by(how.top_k as usize - 1, order);
         kept.truncate(how.top_k as usize);
@@ -254,7 +257,10 @@ mod tests {
         assert_ne!(run(3), run(4));
         assert!(run(3).windows(2).any(|w| w[0] != w[1]), "positions differ");
         assert_eq!(sample(&[f32::NAN, f32::NEG_INFINITY, f32::NAN, -3.0], &how(1), 0, None), 3);
-        assert_eq!(sample(&[f32::NAN, f32::NEG_INFINITY], &how(1), 0, None), 0, "nothing to choose from");
+        let nothing = [f32::NAN, f32::NEG_INFINITY];
+        for cut in [how(1), Sampling { top_p: 0.5, top_k: 1, min_p: 0.1, ..how(1) }] {
+            assert_eq!(sample(&nothing, &cut, 0, None), 0, "nothing to choose from");
+        }
     }
 
     /// Two distributions at total variation `d`, drawn with one noise, agree with a probability between `(1-d)/(1+d)` and

@@ -25,6 +25,7 @@ pub struct Rig {
     pub cache: Cache,
     tables: SeatTables,
     seats: u32,
+    units: [u32; 3],
 }
 
 impl Rig {
@@ -46,7 +47,12 @@ impl Rig {
             let seq = blank(seat, 0..step.writes.len() as u32);
             tables.apply(&step, &seq).unwrap();
         }
-        Rig { model: Model::new(&ckpt, profile, formats), cache: Cache::new(layout, next), tables, seats }
+        Rig { model: Model::new(&ckpt, profile, formats), cache: Cache::new(layout, next), tables, seats, units: next }
+    }
+
+    /// Units of each pool; all are mapped.
+    pub fn units(&self) -> [u32; 3] {
+        self.units
     }
 
     /// Runs chunks of several sequences as one batch: (seat, start, tokens, drafts).

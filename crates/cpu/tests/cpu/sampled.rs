@@ -61,3 +61,19 @@ fn greedy_tokens_with_penalties_follow_the_definition() {
     seen.dedup();
     assert_eq!(seen.len(), 4, "each penalty changes the text");
 }
+
+/// A request that forbids every token fails alone; it once took the engine with it.
+#[test]
+fn a_request_that_forbids_every_token_fails_alone() {
+    let mut engine =
+        Engine::new(drafting(512, 2, 64 << 20, 0), EngineOptions { paranoid: true, ..EngineOptions::default() });
+    let all: Vec<Token> = (0..engine.limits().vocab).collect();
+    let sampling = Sampling { temperature: 1.0, top_p: 0.5, ..Sampling::default() };
+    let hopeless = Request { stop_tokens: all, min_tokens: 2, ..penalised(sampling) };
+    let greedy = Request { sampling: Sampling::default(), ..hopeless.clone() };
+    let answers = proof::serve(&mut engine, &[hopeless, request(prompt(40, 1), 5, 0), greedy], 3);
+    let failed = |i: usize| answers[i].failure.as_ref().is_some_and(|f| f.contains("every token is forbidden"));
+    assert!(failed(0) && failed(2), "{:?}", [&answers[0].failure, &answers[2].failure]);
+    assert!(answers[1].failure.is_none() && !answers[1].tokens.is_empty());
+    assert!(engine.stopped().is_none());
+}

@@ -5,7 +5,7 @@ use longwave_cpu::forward::Model;
 use longwave_cpu::numerics::Profile;
 use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::request::Request;
-use longwave_engine::step::{Backend, ReturnLogits, Token};
+use longwave_engine::step::{Backend, BlockId, ReturnLogits, Token};
 use longwave_engine::tier::TierOptions;
 use longwave_model::{CacheFormats, IndexFormat, MainFormat};
 
@@ -86,4 +86,31 @@ fn what_changes_rows_changes_the_fingerprint() {
     for (i, other) in others.iter().enumerate() {
         assert!(*other != plain && !others[..i].contains(other), "{i}");
     }
+}
+
+/// The arithmetic of this build has a name, so that a cache directory of an older build is never taken for one of this.
+#[test]
+fn another_arithmetic_has_another_name() {
+    let mut hash = blake3::Hasher::new();
+    for (profile, formats) in [
+        (Profile::Serving, CACHE),
+        (Profile::Reference, CacheFormats { main: MainFormat::Bf16, index: IndexFormat::Fp8 }),
+    ] {
+        let mut rig = crate::rig::Rig::new(profile, formats, 1, 600);
+        let text = prompt(600, 77);
+        for (start, end) in [(0, 300), (300, 301), (301, 600)] {
+            let streams = rig.batch(&[(0, start, &text[start as usize..end], 0)], None);
+            if end < 600 {
+                rig.mtp_keys(0, start, &streams, &text[start as usize + 1..=end]);
+            }
+        }
+        for (bucket, units) in rig.units().into_iter().enumerate() {
+            for unit in 0..units {
+                hash.update(rig.cache.unit(bucket, BlockId(unit)));
+            }
+        }
+    }
+    let rows = hash.finalize().to_hex().to_string();
+    let known = longwave_cpu::fingerprint::ROWS;
+    assert_eq!(rows[..32], *known, "the bytes of cache rows have changed: put the new digest into fingerprint.rs");
 }

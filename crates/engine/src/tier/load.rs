@@ -225,7 +225,13 @@ impl Tiers {
         if load.id == id { !load.is_over() } else { self.parked.contains(&id) }
     }
 
-    pub(super) fn end_load(&mut self) {
+    /// The request whose records have all been read and wait for its seat.
+    pub fn over_for(&self) -> Option<RequestId> {
+        self.load.as_ref().filter(|load| load.is_over()).map(|load| load.id)
+    }
+
+    /// Drops what was read and was not taken.
+    pub(crate) fn end_load(&mut self) {
         self.parked.clear();
         if self.load.take().is_some()
             && let Some(disk) = &self.disk

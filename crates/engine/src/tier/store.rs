@@ -16,6 +16,8 @@ use crate::step::{Backend, BackendError, BlockId};
 
 /// Bytes of records that one step copies; one record at least.
 const STEP_BYTES: u64 = 64 << 20;
+/// Entries that host memory gets in a step before a slow disk has taken those before them.
+const HOST_AHEAD: usize = 16;
 /// Entries that may wait for their turn.
 const PENDING: usize = 8192;
 
@@ -94,7 +96,16 @@ impl Tiers {
         while copied < STEP_BYTES
             && let Some(&fresh) = prefix.fresh.front()
         {
-            let Some(bytes) = self.store_one(&fresh, prefix, backend) else { break };
+            let Some(bytes) = self.store_one(&fresh, prefix, backend) else {
+                // The disk is behind. Host memory need not wait for it.
+                let ahead = if self.host.is_some() { HOST_AHEAD } else { 0 };
+                let next: Vec<Fresh> = prefix.fresh.iter().skip(1).take(ahead).copied().collect();
+                for fresh in next {
+                    // What the disk did not take is looked at again.
+                    let _ = self.store_one(&fresh, prefix, backend);
+                }
+                break;
+            };
             copied += bytes;
             prefix.fresh.pop_front();
         }
@@ -114,7 +125,8 @@ impl Tiers {
         if !for_host && !for_disk {
             return Some(0);
         }
-        if for_disk && !self.disk.as_ref().is_some_and(|d| d.queue.has_room(bytes)) {
+        let disk_is_full = for_disk && !self.disk.as_ref().is_some_and(|d| d.queue.has_room(bytes));
+        if disk_is_full && !for_host {
             return None;
         }
         let held = self.host.as_ref().and_then(|h| h.get(key));
@@ -128,6 +140,9 @@ impl Tiers {
         };
         if for_host && let Some(host) = &mut self.host {
             host.put(&title, record.clone());
+        }
+        if disk_is_full {
+            return None;
         }
         if for_disk && let Some(disk) = &mut self.disk {
             disk.put(&title, record);

@@ -6,8 +6,9 @@ use std::time::Duration;
 use longwave_engine::engine::{EngineOptions, Status};
 use longwave_engine::request::{Event, FinishReason, Request, SubmitError};
 use longwave_engine::sim::{Failure, SimBackend, SimOptions};
-use longwave_engine::step::Limits;
+use longwave_engine::step::{Backend, BackendError, BlockCopy, BlockId, Limits, Step, StepResult, Ticket};
 use longwave_engine::{EngineHandle, start};
+use longwave_model::CacheLayout;
 
 use crate::world::{Record, assert_home, paranoid, prompt, request, solo, tiny_layout, wide_limits};
 
@@ -212,4 +213,57 @@ fn a_slow_backend_with_the_watch_off_is_left_alone() {
     wait(&done, 2);
     assert!(records.iter().all(|r| r.assert_complete() == FinishReason::Length));
     assert!(!handle.status().stalled);
+}
+
+/// A backend that panics when a unit is read.
+struct Brittle(SimBackend);
+
+impl Backend for Brittle {
+    fn limits(&self) -> &Limits {
+        self.0.limits()
+    }
+    fn layout(&self) -> &CacheLayout {
+        self.0.layout()
+    }
+    fn fingerprint(&self) -> [u8; 32] {
+        self.0.fingerprint()
+    }
+    fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {
+        self.0.submit(step)
+    }
+    fn collect(&mut self, ticket: Ticket) -> Result<StepResult, BackendError> {
+        self.0.collect(ticket)
+    }
+    fn copy(&mut self, copies: &[BlockCopy]) -> Result<(), BackendError> {
+        self.0.copy(copies)
+    }
+    fn read_unit(&mut self, _: u8, _: BlockId, _: &mut [u8]) -> Result<(), BackendError> {
+        panic!("a bad read")
+    }
+    fn write_unit(&mut self, bucket: u8, block: BlockId, bytes: &[u8]) -> Result<(), BackendError> {
+        self.0.write_unit(bucket, block, bytes)
+    }
+}
+
+/// The request that was just being moved when the thread died is in no list of the engine any more.
+#[test]
+fn a_panic_while_a_request_gives_up_its_seat_loses_no_event() {
+    let sim = SimOptions { step_time: Duration::from_millis(1), ..SimOptions::default() };
+    let backend = Brittle(SimBackend::new(tiny_layout(), Limits { seats: 1, ..wide_limits() }, sim));
+    let handle = start(backend, paranoid());
+    let (send, done) = mpsc::channel();
+    let patient = submit(&handle, request(prompt(1, 300), 3000), &send).unwrap();
+    wait_for(&handle, |s| s.output_tokens > 40);
+    let urgent = submit(&handle, Request { priority: -1, ..request(prompt(2, 30), 5) }, &send).unwrap();
+    wait(&done, 2);
+    for record in [&patient, &urgent] {
+        let FinishReason::Failed(why) = record.events().pop().map_or(FinishReason::Cancelled, |last| match last {
+            Event::Finished { reason, .. } => reason,
+            other => panic!("not the last: {other:?}"),
+        }) else {
+            panic!("not failed")
+        };
+        assert_eq!(why, "the engine thread panicked: a bad read");
+    }
+    assert!(!wait_for(&handle, |s| !s.alive).alive);
 }

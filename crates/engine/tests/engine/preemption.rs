@@ -202,3 +202,32 @@ fn prompts_that_begin_alike_are_computed_once_though_they_come_together() {
     assert_eq!(engine.status().prompt_tokens, 768 + own.iter().sum::<u64>() + 50);
     assert_eq!(records.map(|r| r.report().unwrap().cached_tokens), [0, 768, 768, 768]);
 }
+
+#[test]
+fn an_urgent_request_waits_for_nobody_less_urgent() {
+    let mut engine = engine(Limits { seats: 4, step_tokens: 8, ..wide_limits() }, paranoid());
+    let common = prompt(1, 1500);
+    let (_, slow) = submit(&mut engine, &Request { priority: 5, ..request(common.clone(), 5) });
+    steps(&mut engine, 3);
+    let urgent = Request { priority: -1, ..request([common, prompt(2, 10)].concat(), 5) };
+    let (_, first) = submit(&mut engine, &urgent);
+    steps(&mut engine, 1);
+    assert!(first.report().is_some(), "it has a seat");
+    while engine.step() {}
+    slow.assert_complete();
+    assert_eq!(first.tokens(), solo(&tiny_layout(), 4096, &urgent).tokens());
+}
+
+#[test]
+fn every_request_that_waits_for_a_prompt_finds_a_checkpoint_where_it_parts() {
+    let mut engine =
+        engine(Limits { seats: 8, step_tokens: 64, ..wide_limits() }, EngineOptions { replay: false, ..paranoid() });
+    let common = prompt(1, 2000);
+    submit(&mut engine, &request(common.clone(), 5));
+    steps(&mut engine, 1);
+    // The first one that waits shares more than the second.
+    let tails = [1600, 700].map(|at| request([&common[..at], &prompt(at as u64, 50)].concat(), 5));
+    let records = tails.each_ref().map(|r| submit(&mut engine, r).1);
+    while engine.step() {}
+    assert_eq!(records.map(|r| r.report().unwrap().cached_tokens), [1536, 512]);
+}

@@ -156,3 +156,15 @@ async fn a_silent_stream_is_kept_alive() {
     let text: String = events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(text, "Oslo.");
 }
+
+/// The server's own default must not be what a small cache refuses.
+#[tokio::test]
+async fn the_default_length_fits_a_small_cache() {
+    let mut script = Script::text("Oslo.");
+    script.most_tokens = Some(700);
+    let server = Server::start(script).await;
+    assert_eq!(post(server.port, ask(json!({}))).await.status, 200);
+    assert_eq!(server.last_request().max_tokens, 700);
+    post(server.port, ask(json!({"max_tokens": 900}))).await;
+    assert_eq!(server.last_request().max_tokens, 900, "a number that was asked for is left alone");
+}

@@ -22,6 +22,8 @@ pub struct Script {
     /// Before each step.
     pub pause: Duration,
     pub refuse_submit: Option<SubmitError>,
+    /// What the pools hold; by default as much as the context.
+    pub most_tokens: Option<u32>,
 }
 
 impl Script {
@@ -31,7 +33,14 @@ impl Script {
         let eos = tokenizer.markers().eos;
         let mut steps: Vec<Vec<u32>> = ids(&tokenizer, output).into_iter().map(|id| vec![id]).collect();
         steps.push(vec![eos]);
-        Script { steps, end: FinishReason::Stop(eos), cached: 0, pause: Duration::ZERO, refuse_submit: None }
+        Script {
+            steps,
+            end: FinishReason::Stop(eos),
+            cached: 0,
+            pause: Duration::ZERO,
+            refuse_submit: None,
+            most_tokens: None,
+        }
     }
 }
 
@@ -116,6 +125,7 @@ impl Server {
 
 fn engine(script: Script, context: u32, vocab: u32, seen: Arc<Seen>) -> EngineApi {
     let next = AtomicU64::new(1);
+    let most = script.most_tokens;
     let submit = {
         let seen = seen.clone();
         move |request: Request, sink: EventSink| {
@@ -140,7 +150,14 @@ fn engine(script: Script, context: u32, vocab: u32, seen: Arc<Seen>) -> EngineAp
         stalled: seen.stalled.load(Ordering::Relaxed),
         ..idle.clone()
     };
-    EngineApi { submit: Arc::new(submit), cancel: Arc::new(cancel), limits, status: Arc::new(status) }
+    let most_tokens = move |prompt: u32| most.unwrap_or(context.saturating_sub(prompt));
+    EngineApi {
+        submit: Arc::new(submit),
+        cancel: Arc::new(cancel),
+        limits,
+        most_tokens: Arc::new(most_tokens),
+        status: Arc::new(status),
+    }
 }
 
 fn play(script: &Script, request: &Request, id: RequestId, seen: &Seen, mut sink: EventSink) {
