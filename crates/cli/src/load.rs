@@ -220,6 +220,7 @@ pub fn open(args: &ModelArgs, tiers: TierOptions) -> Result<Loaded> {
         if options.drafts > 0 { format!(", {} drafts per step", options.drafts) } else { String::new() },
     );
     let backend = CpuBackend::new(model, options)?;
+    let summary = format!("{summary}, {} of scratch at most", units::show_bytes(backend.scratch_bytes().0));
     let engine_options = EngineOptions {
         drafts: options.drafts,
         prefix_cache: !args.no_enable_prefix_caching,

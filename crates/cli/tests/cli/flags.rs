@@ -31,6 +31,7 @@ fn a_vllm_command_line_works_by_replacing_the_programs_name() {
     ]);
     for part in [
         "cache fp8 main and fp4 index",
+        "of scratch at most",
         "--trust-remote-code is not needed",
         "--enable-auto-tool-choice is always on",
         "--enable-prefix-caching",
