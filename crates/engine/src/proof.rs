@@ -186,6 +186,8 @@ mod tests {
             draft_quality: DraftQuality::Off,
             fail_at_step: None,
             failure: Failure::BadStep,
+            fail_late: false,
+            fail_at_unit: None,
             poison: true,
             step_time: Default::default(),
         };

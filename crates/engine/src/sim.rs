@@ -56,6 +56,10 @@ pub struct SimOptions {
     pub fail_at_step: Option<u64>,
     /// How it fails.
     pub failure: Failure,
+    /// It fails when its result is collected, after it was computed.
+    pub fail_late: bool,
+    /// Of all reads and writes of units, the one that fails, and with it the backend.
+    pub fail_at_unit: Option<u64>,
     /// Make rows of newly mapped blocks unreadable until they are written.
     pub poison: bool,
     /// Time that each step takes, for tests that need requests to be under way.
@@ -70,6 +74,8 @@ impl Default for SimOptions {
             draft_quality: DraftQuality::Off,
             fail_at_step: None,
             failure: Failure::BadStep,
+            fail_late: false,
+            fail_at_unit: None,
             poison: true,
             step_time: Duration::ZERO,
         }
@@ -112,6 +118,8 @@ pub struct SimBackend {
     seats: Vec<Option<SeatState>>,
     last_step: u64,
     done: VecDeque<StepResult>,
+    /// Reads and writes of units so far.
+    touched: u64,
 }
 
 impl SimBackend {
@@ -123,10 +131,19 @@ impl SimBackend {
             seats: vec![None; limits.seats as usize],
             last_step: 0,
             done: VecDeque::new(),
+            touched: 0,
             layers: Layers::new(&layout),
             layout,
             limits,
             options,
+        }
+    }
+
+    fn touch_unit(&mut self) -> Result<(), BackendError> {
+        self.touched += 1;
+        match self.options.fail_at_unit {
+            Some(n) if n == self.touched => Err(BackendError::Fatal("injected failure".into())),
+            _ => Ok(()),
         }
     }
 
@@ -512,7 +529,7 @@ impl Backend for SimBackend {
         }
         self.last_step = step.number;
         std::thread::sleep(self.options.step_time);
-        if self.options.fail_at_step == Some(step.number) {
+        if self.options.fail_at_step == Some(step.number) && !self.options.fail_late {
             match self.options.failure {
                 Failure::BadStep => return Err(bad("injected failure".into())),
                 Failure::Fatal => return Err(BackendError::Fatal("injected failure".into())),
@@ -525,7 +542,15 @@ impl Backend for SimBackend {
     }
 
     fn collect(&mut self, ticket: Ticket) -> Result<StepResult, BackendError> {
-        match self.done.pop_front() {
+        let done = self.done.pop_front();
+        if self.options.fail_at_step == Some(ticket.0) && self.options.fail_late {
+            return Err(match self.options.failure {
+                Failure::BadStep => BackendError::BadStep { step: ticket.0, what: "injected failure".into() },
+                Failure::Fatal => BackendError::Fatal("injected failure".into()),
+                Failure::Panic => panic!("injected failure"),
+            });
+        }
+        match done {
             Some(result) if result.number == ticket.0 => Ok(result),
             _ => Err(BackendError::BadStep { step: ticket.0, what: "it is not the oldest open step".into() }),
         }
@@ -540,6 +565,7 @@ impl Backend for SimBackend {
     }
 
     fn read_unit(&mut self, bucket: u8, block: BlockId, out: &mut [u8]) -> Result<(), BackendError> {
+        self.touch_unit()?;
         out.fill(0);
         for (row, bytes) in self.pools[bucket as usize][block.0 as usize].rows.iter().zip(out.chunks_exact_mut(16)) {
             bytes[..8].copy_from_slice(&row.tag.to_le_bytes());
@@ -549,6 +575,7 @@ impl Backend for SimBackend {
     }
 
     fn write_unit(&mut self, bucket: u8, block: BlockId, bytes: &[u8]) -> Result<(), BackendError> {
+        self.touch_unit()?;
         let word = |b: &[u8]| u64::from_le_bytes(b.try_into().expect("eight bytes"));
         let rows = bytes.chunks_exact(16).take(self.layers.most_rows(&self.layout, bucket));
         let rows = rows.map(|b| Row { tag: word(&b[..8]), value: word(&b[8..]) }).collect();

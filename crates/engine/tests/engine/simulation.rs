@@ -134,7 +134,11 @@ fn run_seed(seed: u64, totals: &mut Totals) {
         poison: !rng.one_in(4),
         ..SimOptions::default()
     };
-    let may_fail = sim.fail_at_step.is_some();
+    // Again numbers of their own: late failures, and reads and writes of units that fail.
+    let fault_rng = &mut Rng(seed ^ 0xfa17);
+    let fail_at_unit = fault_rng.one_in(6).then(|| u64::from(1 + fault_rng.below(120)));
+    let sim = SimOptions { fail_late: fault_rng.one_in(2), fail_at_unit, ..sim };
+    let may_fail = sim.fail_at_step.is_some() || sim.fail_at_unit.is_some();
     let context = limits.context;
     let mut cases = Vec::new();
     for life in 0..if folder.is_some() { 2 } else { 1 } {
