@@ -58,7 +58,7 @@ pub fn lock(path: &Path) -> Result<File, DirectoryError> {
     if path.exists() && !path.is_dir() {
         return Err(DirectoryError::NotADirectory(path.to_owned()));
     }
-    fs::create_dir_all(path).map_err(unusable("made"))?;
+    private_folder(path).map_err(unusable("made"))?;
     let name = path.join(LOCK);
     let mut file = File::options()
         .create(true)
@@ -157,7 +157,7 @@ pub(crate) fn write(path: &Path, form: &Form, key: Key, record: &[u8]) -> std::i
     let name = name_of(&form.digest, key);
     let (last, temporary) = (path.join(&name), path.join(name + TEMPORARY));
     let written = (|| {
-        let mut file = File::create(&temporary)?;
+        let mut file = private_file(&temporary)?;
         file.write_all(record)?;
         file.sync_all()?;
         fs::rename(&temporary, &last)
@@ -228,6 +228,23 @@ fn parse(name: &str) -> Option<Named> {
     let kinds = [kind_name(Kind::Node), kind_name(Kind::Checkpoint)];
     let ours = matches!(parts[..], [hash, digest, kind] if hex(hash, 32) && hex(digest, 16) && kinds.contains(&kind));
     ours.then_some(Named { temporary: whole.is_some() })
+}
+
+/// Makes a folder that only its owner can look into: records hold the tokens of prompts.
+fn private_folder(path: &Path) -> std::io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.recursive(true).create(path)
+}
+
+/// A new file that only its owner can read.
+fn private_file(path: &Path) -> std::io::Result<File> {
+    let mut options = File::options();
+    options.create(true).write(true).truncate(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
 }
 
 #[cfg(test)]

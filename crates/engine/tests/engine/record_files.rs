@@ -182,3 +182,19 @@ fn a_tier_too_small_for_a_record_skips_it() {
     assert_eq!((tiers.disk.records, tiers.host.records, files(folder.path()).len()), (0, 0, 0));
     assert!(tiers.disk.skipped == 4 && tiers.host.skipped == 4 && !tiers.disk_read_only, "{tiers:?}");
 }
+
+/// Records hold prompts: nobody else on the machine reads them.
+#[cfg(unix)]
+#[test]
+fn only_the_owner_reads_records() {
+    use std::os::unix::fs::PermissionsExt;
+    let outer = Folder::new();
+    let folder = outer.path().join("made by the server");
+    let mut engine = engine(wide_limits(), disk(&folder, 1 << 30));
+    ask(&mut engine, &wanted(1, 600));
+    engine.stop("a restart");
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&folder), 0o700);
+    let records = files(&folder);
+    assert!(!records.is_empty() && records.iter().all(|f| mode(f) == 0o600), "{records:?}");
+}
