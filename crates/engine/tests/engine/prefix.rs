@@ -431,7 +431,8 @@ fn m17_ten_thousand_short_requests_with_aborts_leave_nothing_behind() {
     let mut engine = engine_with(limits, EngineOptions::default());
     let rng = &mut Rng(17);
     let mut most_entries = 0;
-    // Once to warm up; after that, twice as many requests hold no more memory.
+    // Once to warm up. After that only the list of what was evicted lately grows, to 8,192 entries at most: three bytes a
+    // request here, and one event kept per request would be more than twenty.
     let live = [0; 3].map(|_| {
         most_entries = most_entries.max(short_requests_with_aborts(&mut engine, rng));
         assert_home(&engine.status());
