@@ -74,6 +74,18 @@ fn prove_finds_no_difference() {
 }
 
 #[test]
+fn prove_with_one_request_says_what_it_did_not_exercise() {
+    let json = printed_json(&["prove", "--requests", "1", "--json"]);
+    assert!(json["equal"] == true && json["exercised"] == false, "{json}");
+    let ways = json["ways"].as_array().unwrap();
+    let way = |name: &str| ways.iter().find(|w| w["way"] == name).unwrap();
+    assert_eq!(ways.len(), WAYS.len());
+    // The one prompt has one token: nothing to reuse.
+    assert!(way("reused prefixes")["missing"] == "prefix hit" && way("reused prefixes")["exercised"] == false);
+    assert!(way("chunks of 1")["exercised"] == true && way("chunks of 1")["missing"].is_null());
+}
+
+#[test]
 fn prove_refuses_a_folder_without_a_model() {
     refused(&["prove", "."], &["config.json"]);
 }
