@@ -1,7 +1,10 @@
 //! `longwave prove`: the same tokens and logits however they are served, shown on this machine with this model.
 //!
 //! A seeded set of requests runs plainly, one after the other, then again in every other way. Any difference is printed
-//! and makes the exit code 1. Assumes a CPU; the model is opened once per way.
+//! and makes the exit code 1; so does a way that a set of the default size or more did not exercise. Assumes a CPU; the
+//! model is opened once per way.
+
+mod ways;
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -10,16 +13,22 @@ use anyhow::{Context, Result, bail};
 use longwave_cpu::backend::{CpuBackend, CpuOptions};
 use longwave_cpu::forward::Model;
 use longwave_cpu::simd::{self, Level};
+use longwave_engine::forced::ForcedDrafts;
 use longwave_engine::proof::{self, Answer, Comparison};
 use longwave_engine::request::Request;
+use longwave_engine::step::Backend;
 use longwave_engine::tier::TierOptions;
-use longwave_engine::{Engine, EngineOptions, Status};
+use longwave_engine::{Engine, EngineOptions};
 use longwave_model::geometry::LOGICAL_BLOCK;
 use longwave_model::{CacheFormats, CacheLayout, Checkpoint};
 use serde_json::json;
 
 use crate::load::{self, ModelArgs};
 use crate::output;
+use crate::prove::ways::{PLAIN, Tier, Way, ways};
+
+/// Requests of a set in which every way finds something to do.
+const REQUESTS: u16 = 20;
 
 /// Arguments of `longwave prove`.
 #[derive(clap::Args)]
@@ -30,7 +39,7 @@ pub struct Args {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Requests of the set.
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, default_value_t = REQUESTS, value_parser = clap::value_parser!(u16).range(1..))]
     requests: u16,
     /// More and longer requests: minutes instead of seconds.
     #[arg(long)]
@@ -40,117 +49,19 @@ pub struct Args {
     json: bool,
 }
 
-/// What a way must have made happen, and where it is counted.
-type Must = (&'static str, fn(&Status) -> u64);
+/// What one way of serving gave.
+struct Served {
+    answers: Vec<Answer>,
+    /// What the way did not make happen; then its answers prove nothing.
+    missing: Option<&'static str>,
+}
 
-/// One way of serving the set.
-struct Way {
+/// A line of the report.
+struct Row {
     name: &'static str,
-    /// Tokens of a step.
-    step_tokens: u32,
-    /// Sequences at once; 0 means one after the other.
-    seats: u32,
-    /// Largest chunk of a prompt.
-    chunk: Option<u32>,
-    /// Draft tokens per sequence and step.
-    drafts: u32,
-    /// Serve the set twice and compare the second time, which finds prefixes of the first.
-    again: bool,
-    /// Before that, forget all checkpoints, so that windows are rebuilt. The prompts begin with one long text.
-    forget: bool,
-    /// Bytes for the cache.
-    cache_bytes: u64,
-    /// Each request is more urgent than those before it, and finds them at work.
-    urgent: bool,
-    /// Host memory for the state of requests that lose their seats.
-    spill_bytes: u64,
-    /// What must have happened, counted; without it the way proves nothing.
-    must: Option<Must>,
-    /// Where evicted prefixes go; then the second serving must find some there.
-    tier: Tier,
-    /// Instruction set.
-    level: Level,
-    /// Threads; 0 means all.
-    threads: usize,
-}
-
-/// A tier below the cache.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Tier {
-    None,
-    /// Host memory, below a cache that is too small for the set.
-    Host,
-    /// A directory, and another engine over it for the second serving.
-    Disk,
-}
-
-const PLAIN: Way = Way {
-    name: "plain",
-    step_tokens: 4096,
-    seats: 0,
-    chunk: None,
-    drafts: 0,
-    again: false,
-    forget: false,
-    cache_bytes: 1 << 30,
-    urgent: false,
-    spill_bytes: 1 << 30,
-    must: None,
-    tier: Tier::None,
-    level: Level::Avx512,
-    threads: 0,
-};
-
-impl Way {
-    fn named(self, name: &'static str) -> Way {
-        Way { name, ..self }
-    }
-}
-
-const REPLAY: Option<Must> = Some(("window replay", |s| s.prefix.replays));
-
-/// Every way but the plain one.
-fn ways() -> Vec<Way> {
-    let chunks = |name, n| Way { name, chunk: Some(n), ..PLAIN };
-    let batch = |name, step_tokens, seats| Way { name, step_tokens, seats, ..PLAIN };
-    vec![
-        chunks("chunks of 1", 1),
-        chunks("chunks of 3", 3),
-        chunks("chunks of 64", 64),
-        chunks("chunks of 129", 129),
-        batch("batch of 4, 33 tokens a step", 33, 4),
-        batch("batch of all, 256 tokens a step", 256, 64),
-        Way { again: true, must: Some(("prefix hit", |s| s.prefix.hits)), ..batch("reused prefixes", 256, 64) },
-        Way { again: true, drafts: 3, ..batch("reused prefixes, drafts of 3", 64, 8) },
-        Way { again: true, cache_bytes: 12 << 20, ..batch("reused prefixes, constant eviction", 128, 4) },
-        Way { urgent: true, must: Some(("resumed request", |s| s.resumed)), ..batch("preemption, state kept", 64, 1) },
-        Way {
-            urgent: true,
-            spill_bytes: 0,
-            drafts: 1,
-            must: Some(("preempted request", |s| s.preempted)),
-            ..batch("preemption, state lost, drafts of 1", 64, 2)
-        },
-        Way { must: REPLAY, again: true, forget: true, ..batch("evicted checkpoints, window replay", 256, 4) },
-        Way { must: REPLAY, again: true, forget: true, drafts: 3, ..batch("the same, drafts of 3", 100, 4) },
-        Way {
-            again: true,
-            tier: Tier::Host,
-            must: Some(("token from host memory", |s| s.prefix.host_tokens)),
-            ..batch("tier round trip, host", 256, 1)
-        },
-        Way {
-            again: true,
-            tier: Tier::Disk,
-            must: Some(("token from disk", |s| s.prefix.disk_tokens)),
-            ..batch("tier round trip, disk and restart", 256, 8)
-        },
-        Way { drafts: 1, ..batch("drafts of 1", 512, 64) },
-        Way { drafts: 3, ..batch("drafts of 3, 33 tokens a step", 33, 4) },
-        Way { drafts: 7, ..PLAIN.named("drafts of 7, one by one") },
-        Way { threads: 1, ..batch("batch of all, one thread", 512, 64) },
-        Way { level: Level::Avx2, ..batch("batch of all, AVX2", 512, 64) },
-    ]
+    comparison: Comparison,
+    missing: Option<&'static str>,
+    seconds: f64,
 }
 
 /// Runs the proof.
@@ -166,47 +77,55 @@ pub fn run(args: Args) -> Result<()> {
         output::text(&format!("{title}\n\n{}", header()))?;
     }
     let started = Instant::now();
-    let plain = serve(&args.model, &checkpoint, &PLAIN, &requests)?;
-    let mut rows = Vec::new();
-    let mut equal = true;
-    let mut report = |name: &'static str, c: Comparison, seconds: f64| -> Result<()> {
+    let mut rows: Vec<Row> = Vec::new();
+    let mut report = |name: &'static str, plain: &[Answer], served: &Served, started: Instant| -> Result<()> {
+        let (comparison, seconds) = (proof::compare(plain, &served.answers), started.elapsed().as_secs_f64());
+        let row = Row { name, comparison, missing: served.missing, seconds };
         if !args.json {
-            output::text(&line(name, &c, seconds))?;
+            output::text(&line(&row))?;
         }
-        equal &= c.is_equal();
-        rows.push((name, c, seconds));
+        rows.push(row);
         Ok(())
     };
-    report("plain", proof::compare(&plain, &plain), started.elapsed().as_secs_f64())?;
-    let (long, started) = (behind_a_triangle(&args, &checkpoint, &requests), Instant::now());
-    let plain_long = serve(&args.model, &checkpoint, &PLAIN, &long)?;
-    report("plain, behind one long text", proof::compare(&plain_long, &plain_long), started.elapsed().as_secs_f64())?;
+    let plain = serve(&args.model, &checkpoint, &PLAIN, &requests, &[])?;
+    report("plain", &plain.answers, &plain, started)?;
+    let (long, began) = (behind_a_triangle(&args, &checkpoint, &requests), Instant::now());
+    let plain_long = serve(&args.model, &checkpoint, &PLAIN, &long, &[])?;
+    report("plain, behind one long text", &plain_long.answers, &plain_long, began)?;
     let drafter = checkpoint.config.num_nextn_predict_layers > 0;
-    for way in ways().into_iter().filter(|w| w.drafts == 0 || drafter) {
-        let started = Instant::now();
-        let (requests, plain) = if way.forget { (&long, &plain_long) } else { (&requests, &plain) };
-        let answers = serve(&args.model, &checkpoint, &way, requests)?;
-        report(way.name, proof::compare(plain, &answers), started.elapsed().as_secs_f64())?;
+    for way in ways().into_iter().filter(|w| drafter || !w.needs_drafter()) {
+        let began = Instant::now();
+        let (requests, plain) = if way.forget { (&long, &plain_long.answers) } else { (&requests, &plain.answers) };
+        let served = serve(&args.model, &checkpoint, &way, requests, plain)?;
+        report(way.name, plain, &served, began)?;
     }
+    let equal = rows.iter().all(|r| r.comparison.is_equal());
+    let idle = rows.iter().filter(|r| r.missing.is_some()).count();
     if args.json {
-        let rows: Vec<_> = rows
-            .iter()
-            .map(|(name, c, seconds)| {
-                json!({"way": name, "requests": c.requests, "tokens": c.tokens, "differences": c.differences,
-                       "logit_differences": c.logit_differences, "max_logit_difference": c.max_logit_difference, "seconds": seconds})
-            })
-            .collect();
+        let ways: Vec<_> = rows.iter().map(json_row).collect();
         output::json(
-            &json!({"requests": requests.len(), "prompt_tokens": prompt_tokens, "seed": args.seed, "ways": rows, "equal": equal}),
+            &json!({"requests": requests.len(), "prompt_tokens": prompt_tokens, "seed": args.seed, "ways": ways,
+                             "equal": equal, "exercised": idle == 0}),
         )?;
     }
     if !equal {
         bail!("not all ways gave the same tokens and logits; please report this with the model and the seed");
     }
+    if idle > 0 && count >= REQUESTS {
+        bail!("{idle} ways were not exercised, so they prove nothing; ask for more --requests or for --thorough");
+    }
     if !args.json {
-        output::text(&format!("\nNo token and no bit of a logit differs. {:.0} s\n", started.elapsed().as_secs_f64()))?;
+        let seconds = started.elapsed().as_secs_f64();
+        output::text(&format!("\nNo token and no bit of a logit differs. {seconds:.0} s\n"))?;
     }
     Ok(())
+}
+
+fn json_row(row: &Row) -> serde_json::Value {
+    let c = &row.comparison;
+    json!({"way": row.name, "requests": c.requests, "tokens": c.tokens, "differences": c.differences,
+           "logit_differences": c.logit_differences, "max_logit_difference": c.max_logit_difference,
+           "exercised": row.missing.is_none(), "missing": row.missing, "seconds": row.seconds})
 }
 
 /// A few of the requests behind a text that is longer than what a replay rebuilds: 127 positions per layer and 128 for
@@ -219,24 +138,23 @@ fn behind_a_triangle(args: &Args, checkpoint: &Checkpoint, requests: &[Request])
     proof::behind_one_text(few, args.seed, length, 16.min(vocab - 1), vocab)
 }
 
-/// Serves the set in one way.
-fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Request]) -> Result<Vec<Answer>> {
+/// Serves the set in one way; forced drafts are made from the `plain` answers.
+fn serve(
+    args: &ModelArgs,
+    checkpoint: &Checkpoint,
+    way: &Way,
+    requests: &[Request],
+    plain: &[Answer],
+) -> Result<Served> {
     simd::set_level(way.level);
     let folder = TemporaryFolder::new()?;
     let mut pool = rayon::ThreadPoolBuilder::new();
     if way.threads > 0 {
         pool = pool.num_threads(way.threads);
     }
-    let answers: Result<Vec<Answer>> = pool.build()?.install(|| {
+    let drafter = checkpoint.config.num_nextn_predict_layers > 0;
+    let served: Result<Served> = pool.build()?.install(|| {
         let formats = CacheFormats { main: args.kv_cache_dtype, index: args.index_cache_dtype };
-        let model = Model::new(checkpoint, args.numerics, formats);
-        let options = CpuOptions {
-            seats: way.seats.max(1),
-            step_tokens: way.step_tokens,
-            context: 8192,
-            cache_bytes: if way.tier == Tier::Host { least(&model, requests) } else { way.cache_bytes },
-            drafts: way.drafts,
-        };
         let engine_options = EngineOptions {
             max_chunk_tokens: way.chunk,
             drafts: way.drafts,
@@ -251,59 +169,78 @@ fn serve(args: &ModelArgs, checkpoint: &Checkpoint, way: &Way, requests: &[Reque
             },
             ..EngineOptions::default()
         };
-        let mut engine = Engine::open(CpuBackend::new(model, options)?, engine_options.clone())?;
-        if way.seats == 0 {
-            let one = |r: &Request| proof::serve(&mut engine, std::slice::from_ref(r), 1).remove(0);
-            return Ok(requests.iter().map(one).collect());
-        }
-        if way.again {
-            proof::serve(&mut engine, requests, 2);
-        }
-        if way.forget {
-            engine.drop_checkpoints();
-        }
-        if way.tier == Tier::Host {
-            proof::serve(&mut engine, &others(requests), 1);
-        }
-        if way.tier == Tier::Disk {
-            engine.stop("a restart");
-            drop(engine);
+        let backend = || -> Result<CpuBackend> {
             let model = Model::new(checkpoint, args.numerics, formats);
-            engine = Engine::open(CpuBackend::new(model, options)?, engine_options)?;
-        }
-        let happened = |engine: &Engine<CpuBackend>| way.must.map_or(0, |(_, count)| count(&engine.status()));
-        let before = happened(&engine);
-        let answers = if way.urgent {
-            let urgent = |(i, r): (usize, &Request)| Request { priority: -(i as i32), ..r.clone() };
-            let requests: Vec<Request> = requests.iter().enumerate().map(urgent).collect();
-            proof::serve_slowly(&mut engine, &requests, 1, 5)
-        } else {
-            proof::serve(&mut engine, requests, 2)
+            let small = way.small_cache || way.tier == Tier::Host;
+            let options = CpuOptions {
+                seats: way.seats.max(1),
+                step_tokens: way.step_tokens,
+                context: 8192,
+                cache_bytes: if small { least(&model, requests, way.seats) } else { 1 << 30 },
+                drafts: if way.forced.is_some() && !drafter { 0 } else { way.drafts },
+            };
+            Ok(CpuBackend::new(model, options)?)
         };
-        // Prompts of one block or less reuse nothing.
-        let possible = !way.again || longest(requests) > LOGICAL_BLOCK as usize;
-        if let Some((what, _)) = way.must
-            && possible
-            && happened(&engine) == before
-        {
-            bail!("{}: there was no {what}, so nothing was proved; ask for more --requests", way.name);
+        match way.forced {
+            Some(forced) => {
+                let wrapped = || Ok(ForcedDrafts::new(backend()?, forced, way.drafts, requests, plain));
+                serve_on(wrapped, &engine_options, way, requests)
+            }
+            None => serve_on(backend, &engine_options, way, requests),
         }
-        Ok(answers)
     });
     simd::set_level(Level::Avx512);
-    answers
+    served
+}
+
+/// The way itself, over backends from `open`.
+fn serve_on<B: Backend>(
+    open: impl Fn() -> Result<B>,
+    options: &EngineOptions,
+    way: &Way,
+    requests: &[Request],
+) -> Result<Served> {
+    let mut engine = Engine::open(open()?, options.clone())?;
+    if way.again {
+        proof::serve(&mut engine, requests, 2);
+    }
+    if way.forget {
+        engine.drop_checkpoints();
+    }
+    if way.tier == Tier::Host {
+        proof::serve(&mut engine, &others(requests), 1);
+    }
+    if way.tier == Tier::Disk {
+        engine.stop("a restart");
+        drop(engine);
+        engine = Engine::open(open()?, options.clone())?;
+    }
+    let before = engine.status();
+    let answers = if way.urgent {
+        let urgent = |(i, r): (usize, &Request)| Request { priority: -(i as i32), ..r.clone() };
+        let requests: Vec<Request> = requests.iter().enumerate().map(urgent).collect();
+        proof::serve_slowly(&mut engine, &requests, 1, 5)
+    } else if way.seats == 0 {
+        requests.iter().map(|r| proof::serve(&mut engine, std::slice::from_ref(r), 1).remove(0)).collect()
+    } else {
+        proof::serve(&mut engine, requests, 2)
+    };
+    let after = engine.status();
+    let missing = way.must.iter().find(|m| !(m.happened)(&before, &after)).map(|m| m.what);
+    Ok(Served { answers, missing })
 }
 
 fn longest(requests: &[Request]) -> usize {
     requests.iter().map(|r| r.prompt.len()).max().unwrap_or(0)
 }
 
-/// Bytes of a cache that holds the longest request and hardly more.
-fn least(model: &Model, requests: &[Request]) -> u64 {
+/// Bytes of a cache that holds the long-lived blocks of the longest request and hardly more, and windows for all seats.
+fn least(model: &Model, requests: &[Request], seats: u32) -> u64 {
     let layout = CacheLayout::new(&model.config, model.formats);
     let outputs = requests.iter().map(|r| r.max_tokens as usize).max().unwrap_or(0);
     let blocks = (longest(requests) + outputs).div_ceil(LOGICAL_BLOCK as usize) as u64;
-    layout.bytes(layout.sliding_units(0).map(|u| 2 * u)) + layout.bytes(layout.long_lived_units()) * (blocks + 1)
+    layout.bytes(layout.sliding_units(0).map(|u| 2 * u * seats))
+        + layout.bytes(layout.long_lived_units()) * (blocks + 1)
 }
 
 /// Requests that push everything out of such a cache: as long as the longest, with other texts.
@@ -337,14 +274,21 @@ impl Drop for TemporaryFolder {
 
 fn header() -> String {
     format!(
-        "{:<34}{:>9}{:>9}{:>13}{:>22}{:>9}\n",
+        "{:<36}{:>9}{:>9}{:>13}{:>22}{:>9}\n",
         "way", "requests", "tokens", "differences", "max logit difference", "seconds"
     )
 }
 
-fn line(name: &str, c: &Comparison, seconds: f64) -> String {
+fn line(row: &Row) -> String {
+    let (c, name) = (&row.comparison, row.name);
+    let idle = row.missing.map(|what| format!("  not exercised: no {what}; ask for more --requests"));
     format!(
-        "{name:<34}{:>9}{:>9}{:>13}{:>22}{seconds:>9.1}\n",
-        c.requests, c.tokens, c.differences, c.max_logit_difference
+        "{name:<36}{:>9}{:>9}{:>13}{:>22}{:>9.1}{}\n",
+        c.requests,
+        c.tokens,
+        c.differences,
+        c.max_logit_difference,
+        row.seconds,
+        idle.unwrap_or_default()
     )
 }

@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use crate::program::Server;
 
+/// Tokens of an answer that nobody cuts off: far more than the test has time for.
+const ANSWER: u64 = 20_000;
+
 fn connect(server: &Server, method: &str, path: &str, body: &str) -> TcpStream {
     let mut stream = TcpStream::connect(server.address()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -19,10 +22,11 @@ fn connect(server: &Server, method: &str, path: &str, body: &str) -> TcpStream {
 fn ask(server: &Server, text: u64, words: usize, tools: bool) -> TcpStream {
     let filler: Vec<String> = (0..words).map(|i| format!("{}", (text + i as u64) % 97)).collect();
     let mut body = serde_json::json!({
-        "stream": true, "max_tokens": 400, "min_tokens": 300, "temperature": 0, "thinking": {"type": "disabled"},
+        "stream": true, "max_tokens": ANSWER, "ignore_eos": true, "temperature": 0, "thinking": {"type": "disabled"},
         "messages": [{"role": "user", "content": filler.join(" ")}],
     });
     if tools {
+        body["ignore_eos"] = false.into();
         body["messages"][0]["content"] = "What is the weather in Lisbon?".into();
         body["tools"] = serde_json::json!([{"type": "function", "function": {"name": "get_weather",
             "description": "Get the current weather in a city.", "parameters": {"type": "object",
@@ -43,9 +47,9 @@ fn read_to(stream: &mut TcpStream, part: &str) -> bool {
     true
 }
 
-fn debug(server: &Server) -> serde_json::Value {
+fn debug(server: &Server, route: &str) -> serde_json::Value {
     let mut text = String::new();
-    connect(server, "GET", "/debug/prefix", "").read_to_string(&mut text).unwrap();
+    connect(server, "GET", route, "").read_to_string(&mut text).unwrap();
     serde_json::from_str(text[text.find('{').unwrap()..=text.rfind('}').unwrap()].trim()).unwrap()
 }
 
@@ -56,27 +60,29 @@ fn m19_clients_that_leave_take_nothing_with_them() {
     let server = Server::start(&["--cache-dir", path, "--max-num-batched-tokens", "64"]);
     let mut started = 0;
     for round in 0..6u64 {
-        // In prefill, while records are written, at once, at the first token, in the middle of a call.
-        let mut long = ask(&server, 31 * round, 900, false);
+        // In the middle of a call, at the first token, in prefill and while records are written, in the queue, at once.
+        // There are two seats, so nobody may wait for an answer that has none.
+        let mut call = ask(&server, round, 0, true);
+        started += usize::from(read_to(&mut call, "arguments"));
+        drop(call);
+        let mut first = ask(&server, 0, 40, false);
+        started += usize::from(read_to(&mut first, "\"content\":\""));
+        let long = ask(&server, 31 * round, 900, false);
         let short = ask(&server, round, 30, false);
         drop(ask(&server, 7 * round, 300, false));
-        let mut first = ask(&server, 0, 40, false);
-        let mut call = ask(&server, round, 0, true);
-        started += usize::from(read_to(&mut first, "\"content\":\"")) + usize::from(read_to(&mut call, "arguments"));
         std::thread::sleep(Duration::from_millis(40 * round));
-        if round % 2 == 0 {
-            drop(long);
-        } else {
-            started += usize::from(read_to(&mut long, "data: "));
-        }
-        drop((short, first, call));
+        if round % 2 == 0 { drop((long, short, first)) } else { drop((first, short, long)) }
     }
     assert!(started > 6, "hardly anything was under way: {started}");
-    let home = (0..600).any(|_| {
-        let status = debug(&server);
+    let home = (0..200).any(|_| {
+        let (engine, prefix) = (debug(&server, "/debug/engine"), debug(&server, "/debug/prefix"));
         std::thread::sleep(Duration::from_millis(50));
-        status["units_used"] == status["units_cached"]
+        (&engine["running"], &engine["waiting"]) == (&0.into(), &0.into())
+            && prefix["units_used"] == prefix["units_cached"]
     });
-    assert!(home, "blocks did not come home: {}", debug(&server));
-    assert!(read_to(&mut ask(&server, 1, 20, false), "[DONE]"), "the server does not answer any more");
+    assert!(home, "blocks did not come home: {} {}", debug(&server, "/debug/engine"), debug(&server, "/debug/prefix"));
+    // Eighteen answers of that length were begun.
+    let outputs = debug(&server, "/debug/engine")["output_tokens"].as_u64().unwrap();
+    assert!(outputs < ANSWER, "{outputs} tokens: requests of clients that had left went on");
+    assert!(read_to(&mut ask(&server, 1, 0, true), "[DONE]"), "the server does not answer any more");
 }

@@ -29,18 +29,60 @@ fn quick_chat_thinks_when_asked_to() {
     assert_eq!(out, "The capital of Norway is Oslo.\nThe capital of Norway is Oslo.\n");
 }
 
+/// All ways in which a set is served.
+const WAYS: [&str; 25] = [
+    "plain",
+    "plain, behind one long text",
+    "chunks of 1",
+    "chunks of 3",
+    "chunks of 64",
+    "chunks of 129",
+    "batch of 4, 33 tokens a step",
+    "batch of all, 256 tokens a step",
+    "reused prefixes",
+    "reused prefixes, drafts of 3",
+    "reused prefixes, constant eviction",
+    "preemption, state kept",
+    "preemption, state lost, drafts of 1",
+    "evicted checkpoints, window replay",
+    "the same, drafts of 3",
+    "tier round trip, host",
+    "tier round trip, disk and restart",
+    "drafts of 1",
+    "drafts of 3, 33 tokens a step",
+    "drafts of 7, one by one",
+    "right drafts of 3",
+    "wrong drafts of 3",
+    "random drafts of 5",
+    "batch of all, one thread",
+    "batch of all, AVX2",
+];
+
 #[test]
 fn prove_finds_no_difference() {
     let json = printed_json(&["prove", "--requests", "6", "--json"]);
-    assert_eq!(json["equal"], true);
+    assert!(json["equal"] == true && json["exercised"] == true, "{json}");
     let ways = json["ways"].as_array().unwrap();
-    assert!(ways.len() >= 8);
+    assert_eq!(ways.iter().map(|w| w["way"].as_str().unwrap()).collect::<Vec<_>>(), WAYS);
     for way in ways {
         assert!(
             way["differences"] == 0 && way["logit_differences"] == 0 && way["tokens"].as_u64().unwrap() > 10,
             "{way}"
         );
+        assert!(way["exercised"] == true && way["missing"].is_null(), "{way}");
     }
+}
+
+#[test]
+fn prove_with_one_request_says_what_it_did_not_exercise() {
+    let json = printed_json(&["prove", "--requests", "1", "--json"]);
+    assert!(json["equal"] == true && json["exercised"] == false, "{json}");
+    let ways = json["ways"].as_array().unwrap();
+    let way = |name: &str| ways.iter().find(|w| w["way"] == name).unwrap();
+    assert_eq!(ways.len(), WAYS.len());
+    // The one prompt has one token: nothing to reuse.
+    assert!(way("reused prefixes")["missing"] == "prefix hit" && way("reused prefixes")["exercised"] == false);
+    assert!(way("chunks of 1")["exercised"] == true && way("chunks of 1")["missing"].is_null());
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! Prefix reuse: what is found, what it changes (nothing but the work), what is reported, what is evicted.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::report::{PrefixEnd, PrefixReport};
-use longwave_engine::request::{FinishReason, Request};
+use longwave_engine::request::{Event, EventSink, FinishReason, Request};
 use longwave_engine::sim::{DraftQuality, SimBackend, SimOptions};
 use longwave_engine::step::{Limits, ReturnLogits, Token};
 use longwave_model::geometry::Bucket;
@@ -375,21 +378,36 @@ fn m3_more_sessions_than_fit_report_a_hit_or_a_reason() {
     }
 }
 
-#[test]
-fn m17_ten_thousand_short_requests_with_aborts_leave_nothing_behind() {
-    let limits = Limits { units: [300; 3], ..ample() };
-    let mut engine = engine_with(limits, EngineOptions::default());
-    let rng = &mut Rng(17);
+/// A sink that counts the last events, per request and in all; it keeps no event.
+fn counting(ends: &Arc<AtomicU32>) -> (Arc<AtomicU32>, EventSink) {
+    let (own, all) = (Arc::new(AtomicU32::new(0)), Arc::clone(ends));
+    let count = Arc::clone(&own);
+    let sink = move |event| {
+        if matches!(event, Event::Finished { .. }) {
+            count.fetch_add(1, Ordering::Relaxed);
+            all.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    (own, Box::new(sink))
+}
+
+/// Ten thousand short requests, every third one ended early; the most entries that the cache held.
+fn short_requests_with_aborts(engine: &mut Engine<SimBackend>, rng: &mut Rng) -> u64 {
+    let ends = Arc::new(AtomicU32::new(0));
+    let mut own = Vec::with_capacity(10_000);
     let mut most_entries = 0;
     for i in 0..10_000 {
         let len = if rng.one_in(10) { 257 + rng.below(40) } else { 1 + rng.below(30) };
         let text = prompt(u64::from(rng.below(40)), len);
-        let id = engine.submit(request(text, 1 + rng.below(6)), Record::default().sink()).unwrap();
+        let (count, sink) = counting(&ends);
+        let id = engine.submit(request(text, 1 + rng.below(6)), sink).unwrap();
+        own.push(count);
         if rng.one_in(3) {
             for _ in 0..rng.below(3) {
                 engine.step();
             }
             engine.cancel(id);
+            assert_eq!(own[i].load(Ordering::Relaxed), 1, "request {i} was cancelled, or had ended before");
         }
         if i % 4 == 0 {
             engine.step();
@@ -401,8 +419,29 @@ fn m17_ten_thousand_short_requests_with_aborts_leave_nothing_behind() {
         most_entries = most_entries.max(prefix.nodes + prefix.checkpoints);
     }
     while engine.step() {}
-    assert_home(&engine.status());
-    engine.check_integrity().unwrap();
+    assert_eq!(ends.load(Ordering::Relaxed), 10_000);
+    let other = own.iter().position(|n| n.load(Ordering::Relaxed) != 1);
+    assert_eq!(other, None, "a request without its one last event");
+    most_entries
+}
+
+#[test]
+fn m17_ten_thousand_short_requests_with_aborts_leave_nothing_behind() {
+    let limits = Limits { units: [300; 3], ..ample() };
+    let mut engine = engine_with(limits, EngineOptions::default());
+    let rng = &mut Rng(17);
+    let mut most_entries = 0;
+    // Once to warm up. After that only the list of what was evicted lately grows, to 8,192 entries at most: three bytes a
+    // request here, and one event kept per request would be more than twenty.
+    let live = [0; 3].map(|_| {
+        most_entries = most_entries.max(short_requests_with_aborts(&mut engine, rng));
+        assert_home(&engine.status());
+        engine.check_integrity().unwrap();
+        crate::allocations::live_bytes()
+    });
+    println!("bytes live on this thread after 10,000, 20,000 and 30,000 requests: {live:?}");
+    assert!(live[0] > 100_000, "nothing was counted: {live:?}");
+    assert!(live[2] - live[0] < 65_536, "{live:?}");
     assert!(most_entries <= 80, "40 prompts have one full block each: {most_entries}");
     let wanted = sampled(prompt(77, 513), 9);
     let (first, _) = ask(&mut engine, &wanted);
