@@ -151,7 +151,7 @@ def main():
         refused("unknown effort", bad, "reasoning_effort", reasoning_effort="enormous")
         refused("unknown role", bad, "messages[0]", messages=[{"role": "wizard", "content": "x"}])
         refused("over the context", bad, "context length", max_tokens=100_000_000)
-        refused("two answers", bad, "n:", n=2)
+        refused("too many answers", bad, "n:", n=500)
         answer = ask(extra_body=OFF | {"a_field_from_the_future": 1})
         checks.check("unknown fields are ignored", bool(answer.choices))
 
