@@ -1,6 +1,6 @@
 //! Products with packed fp4 experts, against plain sums on the CPU; their time against the floor.
 
-use longwave_cuda::driver::{Argument, DeviceSlice, Event, Graph, Grid, Kernel, Module, Stream};
+use longwave_cuda::driver::{Argument, DeviceSlice, Graph, Grid, Kernel, Module, Stream};
 use longwave_model::formats::{e2m1, e4m3, ue8m0};
 
 use crate::rig::{Fresh, Rig, relative_error, rig};
@@ -43,12 +43,6 @@ impl Operands {
     }
 }
 
-fn put<T: longwave_cuda::driver::Element>(rig: &mut Rig, values: &[T]) -> DeviceSlice<T> {
-    let slice = rig.arena.slice(values.len()).unwrap();
-    slice.write(&rig.stream, values).unwrap();
-    slice
-}
-
 fn repack(rig: &Rig, module: &Module, w: &DeviceSlice<u8>) {
     let pieces = w.len() / 64;
     let kernel = module.kernel("repack", 0).unwrap();
@@ -78,12 +72,12 @@ fn pairs_agree_and_do_not_depend_on_their_group() {
         let mut results = Vec::new();
         for groups in [&together[..], &alone] {
             let operands = Operands {
-                w: put(&mut rig, &codes),
-                w_scales: put(&mut rig, &scales),
-                x: put(&mut rig, &x),
-                x_scales: put(&mut rig, &x_scales),
-                groups: put(&mut rig, groups),
-                inputs: put(&mut rig, &of_pair),
+                w: rig.put(&codes),
+                w_scales: rig.put(&scales),
+                x: rig.put(&x),
+                x_scales: rig.put(&x_scales),
+                groups: rig.put(groups),
+                inputs: rig.put(&of_pair),
                 y: rig.poisoned(pairs * rows),
             };
             repack(&rig, &module, &operands.w);
@@ -138,16 +132,16 @@ fn flash_experts_are_measured() {
             // Each launch takes the next experts.
             let turns = experts / used;
             let y = rig.arena.slice(pairs * rows).unwrap();
-            let inputs = put(&mut rig, &inputs);
+            let inputs = rig.put(&inputs);
             let all: Vec<DeviceSlice<i32>> = (0..turns)
                 .map(|t| {
                     let shifted: Vec<i32> =
                         groups.chunks(3).flat_map(|g| [g[0] + (t * used) as i32, g[1], g[2]]).collect();
-                    put(&mut rig, &shifted)
+                    rig.put(&shifted)
                 })
                 .collect();
             let kernel = kernel(&module, cols);
-            let mut operands = Operands { w, w_scales, x, x_scales, groups: put(&mut rig, &groups), inputs, y };
+            let mut operands = Operands { w, w_scales, x, x_scales, groups: rig.put(&groups), inputs, y };
             let rounds = 60 / turns + 1;
             let graph = Graph::capture(&rig.stream, |s| {
                 for _ in 0..rounds {
@@ -159,19 +153,10 @@ fn flash_experts_are_measured() {
                 Ok(())
             })
             .unwrap();
-            let (start, end) = (Event::new(&rig.context).unwrap(), Event::new(&rig.context).unwrap());
-            let mut times: Vec<f64> = (0..12)
-                .map(|_| {
-                    start.record(&rig.stream).unwrap();
-                    graph.launch(&rig.stream).unwrap();
-                    end.record(&rig.stream).unwrap();
-                    end.elapsed_us(&start).unwrap() / (rounds * turns) as f64
-                })
-                .collect();
-            times.sort_by(f64::total_cmp);
+            let us = rig.median_us(&graph) / (rounds * turns) as f64;
             let floor = (used * rows * cols * 17 / 32) as f64 / 4.3e6;
-            println!("experts_fp4 {name}, {tokens} tokens, {used} experts: {:6.2} us, floor {floor:.2}", times[6]);
-            sum = (sum.0 + times[6], sum.1 + floor);
+            println!("experts_fp4 {name}, {tokens} tokens, {used} experts: {:6.2} us, floor {floor:.2}", us);
+            sum = (sum.0 + us, sum.1 + floor);
             rig.arena.reset();
         }
         println!("experts_fp4 both, {tokens} tokens: {:6.2} us, floor {:.2}", sum.0, sum.1);

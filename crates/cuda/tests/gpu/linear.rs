@@ -1,9 +1,9 @@
 //! Products with fp8 weights for few tokens, against plain sums on the CPU; their time against the floor.
 
-use longwave_cuda::driver::{Argument, DeviceSlice, Event, Graph, Grid, Kernel, Module, Stream};
+use longwave_cuda::driver::{Argument, DeviceSlice, Graph, Grid, Kernel, Module, Stream};
 use longwave_model::formats::{e4m3, ue8m0};
 
-use crate::rig::{Fresh, Rig, relative_error, rig};
+use crate::rig::{Fresh, relative_error, rig};
 
 /// Codes and one scale per 128 columns (and per `rows` rows), as a checkpoint or the quantiser makes them.
 struct Codes {
@@ -25,12 +25,6 @@ impl Codes {
         let scale = self.scales[row / self.rows_per_scale * (self.cols / 128) + col / 128];
         f64::from(e4m3::decode(self.codes[row * self.cols + col])) * f64::from(scale)
     }
-}
-
-fn put<T: longwave_cuda::driver::Element>(rig: &mut Rig, values: &[T]) -> DeviceSlice<T> {
-    let slice = rig.arena.slice(values.len()).unwrap();
-    slice.write(&rig.stream, values).unwrap();
-    slice
 }
 
 /// Warps that share a row: by the shape alone.
@@ -83,10 +77,10 @@ fn few_tokens_agree_and_do_not_depend_on_the_batch() {
         let mut alone = Vec::new();
         for tokens in [1usize, 2, 7, 8, 9, 16, 17, 32] {
             let operands = Operands {
-                w: put(&mut rig, &w.codes),
-                w_scales: put(&mut rig, &w.scales),
-                x: put(&mut rig, &x.codes[..tokens * cols]),
-                x_scales: put(&mut rig, &x.scales[..tokens * cols / 128]),
+                w: rig.put(&w.codes),
+                w_scales: rig.put(&w.scales),
+                x: rig.put(&x.codes[..tokens * cols]),
+                x_scales: rig.put(&x.scales[..tokens * cols / 128]),
                 y: rig.poisoned(tokens * rows),
             };
             operands.launch(&rig.stream, &kernel(&module, tokens, cols), rows, cols, tokens);
@@ -145,19 +139,10 @@ fn few_tokens_are_measured() {
                 Ok(())
             })
             .unwrap();
-            let (start, end) = (Event::new(&rig.context).unwrap(), Event::new(&rig.context).unwrap());
-            let mut times: Vec<f64> = (0..12)
-                .map(|_| {
-                    start.record(&rig.stream).unwrap();
-                    graph.launch(&rig.stream).unwrap();
-                    end.record(&rig.stream).unwrap();
-                    end.elapsed_us(&start).unwrap() / launches
-                })
-                .collect();
-            times.sort_by(f64::total_cmp);
+            let us = rig.median_us(&graph) / launches;
             let floor = (rows * cols + tokens * (cols + 4 * rows)) as f64 / 4.3e6;
-            println!("linear_fp8 {name} {rows} x {cols}, {tokens:2} tokens: {:6.2} us, floor {floor:.2}", times[6]);
-            assert!(times[6] > 0.0);
+            println!("linear_fp8 {name} {rows} x {cols}, {tokens:2} tokens: {:6.2} us, floor {floor:.2}", us);
+            assert!(us > 0.0);
         }
         rig.arena.reset();
     }

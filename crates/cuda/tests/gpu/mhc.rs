@@ -3,7 +3,7 @@
 use longwave_cpu::numerics::{Profile, fake_fp8_group};
 use longwave_cpu::ops::mhc::{self, Site};
 use longwave_cpu::ops::norm::rms_norm;
-use longwave_cuda::driver::{Argument, DeviceSlice, Event, Graph, Grid, Module, Stream};
+use longwave_cuda::driver::{Argument, DeviceSlice, Graph, Grid, Module, Stream};
 use longwave_model::formats::{bf16_bits, bf16_value, e4m3};
 
 use crate::rig::{Fresh, Rig, relative_error, rig};
@@ -23,18 +23,6 @@ struct Boundary {
     codes: DeviceSlice<u8>,
     scales: DeviceSlice<f32>,
     output: DeviceSlice<u16>,
-}
-
-fn put<T: longwave_cuda::driver::Element>(rig: &mut Rig, values: &[T]) -> DeviceSlice<T> {
-    let slice = rig.arena.slice(values.len()).unwrap();
-    slice.write(&rig.stream, values).unwrap();
-    slice
-}
-
-fn poisoned<T: longwave_cuda::driver::Element>(rig: &mut Rig, len: usize) -> DeviceSlice<T> {
-    let slice: DeviceSlice<T> = rig.arena.slice(len).unwrap();
-    slice.fill(&rig.stream, 0xff).unwrap();
-    slice
 }
 
 struct Kernels {
@@ -107,17 +95,17 @@ fn boundary(rig: &mut Rig, fresh: &mut Fresh, width: usize, tokens: usize) -> (B
         floats(&bits(&fresh.floats(tokens * width))),
     ];
     let boundary = Boundary {
-        streams: put(rig, &bits(&host[0])),
-        function: put(rig, &host[1]),
-        partial: poisoned(rig, tokens * (4 * width / 512) * 32),
-        base: put(rig, &host[2]),
-        scale: put(rig, &host[3]),
-        weight: put(rig, &host[4]),
-        mix: poisoned(rig, tokens * 20),
-        normed: poisoned(rig, tokens * width),
-        codes: poisoned(rig, tokens * width),
-        scales: poisoned(rig, tokens * width / 128),
-        output: put(rig, &bits(&host[5])),
+        streams: rig.put(&bits(&host[0])),
+        function: rig.put(&host[1]),
+        partial: rig.poisoned(tokens * (4 * width / 512) * 32),
+        base: rig.put(&host[2]),
+        scale: rig.put(&host[3]),
+        weight: rig.put(&host[4]),
+        mix: rig.poisoned(tokens * 20),
+        normed: rig.poisoned(tokens * width),
+        codes: rig.poisoned(tokens * width),
+        scales: rig.poisoned(tokens * width / 128),
+        output: rig.put(&bits(&host[5])),
     };
     (boundary, host)
 }
@@ -169,13 +157,13 @@ fn a_boundary_agrees_and_does_not_depend_on_the_batch() {
         // The last token alone: the same bits.
         let last = (tokens - 1) * 4 * width;
         let one = Boundary {
-            streams: put(&mut rig, &bits(&host[0][last..])),
-            partial: poisoned(&mut rig, 4 * width / 512 * 32),
-            mix: poisoned(&mut rig, 20),
-            normed: poisoned(&mut rig, width),
-            codes: poisoned(&mut rig, width),
-            scales: poisoned(&mut rig, width / 128),
-            output: put(&mut rig, &bits(&host[5][(tokens - 1) * width..])),
+            streams: rig.put(&bits(&host[0][last..])),
+            partial: rig.poisoned(4 * width / 512 * 32),
+            mix: rig.poisoned(20),
+            normed: rig.poisoned(width),
+            codes: rig.poisoned(width),
+            scales: rig.poisoned(width / 128),
+            output: rig.put(&bits(&host[5][(tokens - 1) * width..])),
             ..b
         };
         one.before(&rig.stream, &k, width, 1);
@@ -201,18 +189,9 @@ fn a_boundary_is_measured() {
             Ok(())
         })
         .unwrap();
-        let (start, end) = (Event::new(&rig.context).unwrap(), Event::new(&rig.context).unwrap());
-        let mut times: Vec<f64> = (0..12)
-            .map(|_| {
-                start.record(&rig.stream).unwrap();
-                graph.launch(&rig.stream).unwrap();
-                end.record(&rig.stream).unwrap();
-                end.elapsed_us(&start).unwrap() / 100.0
-            })
-            .collect();
-        times.sort_by(f64::total_cmp);
-        println!("mhc boundary, {tokens} tokens of 4096: {:.2} us in three kernels", times[6]);
-        assert!(times[6] > 0.0);
+        let us = rig.median_us(&graph) / 100.0;
+        println!("mhc boundary, {tokens} tokens of 4096: {:.2} us in three kernels", us);
+        assert!(us > 0.0);
         rig.arena.reset();
     }
 }

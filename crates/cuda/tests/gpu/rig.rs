@@ -1,6 +1,6 @@
 //! A GPU with a stream and an arena, fresh numbers, and errors as in the acceptance rule of model.md 10.
 
-use longwave_cuda::driver::{Arena, Context, DeviceSlice, Stream, probe};
+use longwave_cuda::driver::{Arena, Context, DeviceSlice, Element, Event, Graph, Stream, probe};
 
 pub struct Rig {
     pub context: Context,
@@ -29,17 +29,31 @@ pub fn rig(bytes: u64) -> Option<Rig> {
 
 impl Rig {
     /// `values` on the GPU.
-    pub fn upload(&mut self, values: &[f32]) -> DeviceSlice<f32> {
+    pub fn put<T: Element>(&mut self, values: &[T]) -> DeviceSlice<T> {
         let slice = self.arena.slice(values.len()).unwrap();
         slice.write(&self.stream, values).unwrap();
         slice
     }
 
-    /// Room for `len` values, all NaN.
-    pub fn poisoned(&mut self, len: usize) -> DeviceSlice<f32> {
-        let slice: DeviceSlice<f32> = self.arena.slice(len).unwrap();
+    /// Room for `len` values, every byte 255: NaN for floats.
+    pub fn poisoned<T: Element>(&mut self, len: usize) -> DeviceSlice<T> {
+        let slice: DeviceSlice<T> = self.arena.slice(len).unwrap();
         slice.fill(&self.stream, 0xff).unwrap();
         slice
+    }
+
+    /// Median time of twelve replays, microseconds.
+    pub fn median_us(&self, graph: &Graph) -> f64 {
+        let (start, end) = (Event::new(&self.context).unwrap(), Event::new(&self.context).unwrap());
+        let replay = |_| {
+            start.record(&self.stream).unwrap();
+            graph.launch(&self.stream).unwrap();
+            end.record(&self.stream).unwrap();
+            end.elapsed_us(&start).unwrap()
+        };
+        let mut times: Vec<f64> = (0..12).map(replay).collect();
+        times.sort_by(f64::total_cmp);
+        times[6]
     }
 }
 
