@@ -36,7 +36,7 @@ fn in_chunks(rig: &mut Rig, seat: u32, ids: &[Token], sizes: &[usize]) -> Vec<f3
     out
 }
 
-fn same_bits(a: &[f32], b: &[f32]) -> bool {
+pub fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 

@@ -8,6 +8,7 @@ mod golden;
 mod invariance;
 mod replay;
 mod rig;
+mod rollback;
 mod sampled;
 mod served;
 mod spy;
