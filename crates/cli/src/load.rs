@@ -185,16 +185,27 @@ pub fn checkpoint(args: &ModelArgs) -> Result<Checkpoint> {
     }
 }
 
+/// The tokenizer of the model of `args`, without its weights.
+pub fn tokenizer(args: &ModelArgs) -> Result<Arc<Tokenizer>> {
+    Ok(Arc::new(match &args.model {
+        None => Tokenizer::from_bytes(tiny::TOKENIZER)?,
+        Some(folder) => Tokenizer::from_file(folder)?,
+    }))
+}
+
+/// The name of the model of `args`.
+pub fn name(args: &ModelArgs) -> String {
+    let folder = args.model.as_ref().and_then(|folder| folder.file_name());
+    match &args.model {
+        None => tiny::NAME.to_owned(),
+        Some(_) => folder.map_or("model".into(), |name| name.to_string_lossy().into_owned()),
+    }
+}
+
 /// Opens the model of `args` with its tiers.
 pub fn open(args: &ModelArgs, tiers: TierOptions) -> Result<Loaded> {
     let checkpoint = checkpoint(args)?;
-    let (tokenizer, name) = match &args.model {
-        None => (Tokenizer::from_bytes(tiny::TOKENIZER)?, tiny::NAME.to_string()),
-        Some(folder) => {
-            let name = folder.file_name().map_or("model".into(), |n| n.to_string_lossy().into_owned());
-            (Tokenizer::from_file(folder)?, name)
-        }
-    };
+    let (tokenizer, name) = (tokenizer(args)?, name(args));
     if tokenizer.vocab_size() as usize > checkpoint.config.vocab_size {
         bail!(
             "tokenizer.json has {} tokens, the model's vocabulary {}; they do not belong together",
@@ -231,14 +242,7 @@ pub fn open(args: &ModelArgs, tiers: TierOptions) -> Result<Loaded> {
         ..EngineOptions::default()
     };
     let engine = handle::open(backend, engine_options)?;
-    Ok(Loaded {
-        engine,
-        tokenizer: Arc::new(tokenizer),
-        name,
-        efforts,
-        sampling: sampling_defaults(args.model.as_deref())?,
-        summary,
-    })
+    Ok(Loaded { engine, tokenizer, name, efforts, sampling: sampling_defaults(args.model.as_deref())?, summary })
 }
 
 /// Opens a checkpoint folder with a progress bar on the terminal.

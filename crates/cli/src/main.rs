@@ -11,6 +11,7 @@ mod libraries;
 mod load;
 mod output;
 mod prove;
+mod script;
 mod serve;
 mod source;
 mod tiers;

@@ -4,15 +4,18 @@
 //! name; a value without a meaning is an error that says what to use, and a flag without an effect says so once.
 
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
 use longwave_serve::{App, EngineApi, ServerOptions};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 
 use crate::load::{self, ModelArgs};
 use crate::tiers::{self, TierArgs};
-use crate::units;
+use crate::{script, units};
 
 /// Arguments of `longwave serve`.
 #[derive(clap::Args)]
@@ -33,6 +36,10 @@ pub struct Args {
     /// Largest request body, for example 64M.
     #[arg(long, default_value = "64M", value_parser = units::bytes)]
     max_body_bytes: u64,
+    /// Answer from a file of JSON lines instead of running a model, to test clients: each line may hold match (text in
+    /// the last user message), reply (the model's raw output), delay_ms, token_delay_ms, finish, error.
+    #[arg(long, value_name = "FILE")]
+    script: Option<PathBuf>,
     #[command(flatten)]
     vllm: VllmFlags,
 }
@@ -156,6 +163,14 @@ pub fn run(args: Args) -> Result<()> {
         ..ServerOptions::default()
     };
     let listener = runtime.block_on(longwave_serve::bind(&options))?;
+    if let Some(file) = &args.script {
+        let tokenizer = load::tokenizer(&args.model)?;
+        let context = args.model.max_model_len.unwrap_or(longwave_model::presets::flash().max_position_embeddings);
+        let engine = script::engine(file, tokenizer.clone(), context)?;
+        options.served_model_names =
+            if args.served_model_name.is_empty() { vec![load::name(&args.model)] } else { args.served_model_name };
+        return serve(&runtime, listener, Arc::new(App::new(options, engine, tokenizer)), started);
+    }
     let model = load::open(&args.model, tiers.clone())?;
     tracing::info!("{}", model.summary);
 
@@ -174,6 +189,16 @@ pub fn run(args: Args) -> Result<()> {
         tracing::info!("{line}");
     }
     let app = Arc::new(App::new(options, api, model.tokenizer));
+    serve(&runtime, listener, app, started)?;
+    model.engine.shutdown();
+    if let Some(fault) = model.engine.status().tiers.disk_fault {
+        tracing::warn!("the cache directory failed at least once: {fault}");
+    }
+    Ok(())
+}
+
+/// Serves until a signal comes and the running requests have ended.
+fn serve(runtime: &Runtime, listener: TcpListener, app: Arc<App>, started: Instant) -> Result<()> {
     let address = listener.local_addr()?;
     // Before anybody is told that the server is ready and may stop it.
     let signals = {
@@ -185,10 +210,6 @@ pub fn run(args: Args) -> Result<()> {
         started.elapsed().as_secs_f64()
     );
     runtime.block_on(longwave_serve::run(listener, app, shutdown_signal(signals)))?;
-    model.engine.shutdown();
-    if let Some(fault) = model.engine.status().tiers.disk_fault {
-        tracing::warn!("the cache directory failed at least once: {fault}");
-    }
     Ok(())
 }
 

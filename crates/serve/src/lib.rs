@@ -14,9 +14,11 @@ mod health;
 mod models;
 mod options;
 mod prefix;
+mod script;
 mod server;
 mod sse;
 
 pub use generation::EngineApi;
 pub use options::{SamplingDefaults, ServerOptions};
+pub use script::{ScriptLine, read_script, scripted};
 pub use server::{App, ServeError, bind, router, run};

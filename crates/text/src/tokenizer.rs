@@ -186,6 +186,25 @@ impl Tokenizer {
         Ok(ids.iter().flat_map(spelled).collect())
     }
 
+    /// Encodes what a model might write: the spellings of think, tool and end markers become their tokens, all else is
+    /// text. For scripts and tests, never for what a user typed.
+    pub fn encode_output(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let markers = &self.markers;
+        let ids = [Some(markers.think), Some(markers.end_think), Some(markers.eos), markers.dsml];
+        let spelled = |id: u32| std::str::from_utf8(self.token_bytes(id)).unwrap_or_default();
+        let known: Vec<(u32, &str)> = ids.into_iter().flatten().map(|id| (id, spelled(id))).collect();
+        let (mut out, mut rest) = (Vec::new(), text);
+        while !rest.is_empty() {
+            let found = known.iter().filter_map(|&(id, spelling)| Some((rest.find(spelling)?, id, spelling.len())));
+            let Some((at, id, length)) = found.min_by_key(|(at, ..)| *at) else { break };
+            out.extend(self.encode_text(&rest[..at])?);
+            out.push(id);
+            rest = &rest[at + length..];
+        }
+        out.extend(self.encode_text(rest)?);
+        Ok(out)
+    }
+
     /// The id of a token of the added vocabulary, by its spelling.
     pub fn added_id(&self, spelling: &str) -> Option<u32> {
         self.added.get(spelling).copied()
