@@ -5,14 +5,17 @@
 //! never split, request habits of real clients. No HTTP, no async, no clock, no random numbers.
 
 mod arguments;
-pub mod chat;
+mod body;
+mod chat;
 pub mod detokenizer;
+pub mod plan;
 pub mod prompt;
 pub mod reply;
+mod thinking;
 pub mod tokenizer;
 
-pub use chat::{ChatDefaults, ChatError, ChatPlan, Effort, EffortTable};
 pub use detokenizer::Detokenizer;
+pub use plan::{ChatDefaults, ChatError, ChatPlan, Effort, EffortTable, ToolNames};
 pub use prompt::Prompt;
 pub use reply::{Reply, ReplyEnd, ReplyEvent, ReplyFinish, ReplyOptions, ReplyStart};
 pub use tokenizer::{Markers, Tokenizer, TokenizerError};
