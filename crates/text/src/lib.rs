@@ -8,9 +8,12 @@ mod arguments;
 mod body;
 mod chat;
 pub mod detokenizer;
+mod messages;
 pub mod plan;
 pub mod prompt;
 pub mod reply;
+mod responses;
+pub mod sealed;
 mod thinking;
 pub mod tokenizer;
 

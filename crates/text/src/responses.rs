@@ -1,0 +1,305 @@
+//! A Responses body becomes a conversation and the way its answer will be read.
+//!
+//! Takes the fields that shape the prompt: instructions, input, tools, tool_choice, the thinking switch, text.format.
+//! Earlier turns that the server kept are already part of `input`. The vendor's conversion validates and normalises;
+//! before it, what it would refuse or lose is brought into its form: free-text tools of any name, thoughts that were
+//! handed out sealed, `allowed_tools`, refusals, call ids (they are numbered, because it sorts by them). Unknown types of
+//! items and tools are left out, as the vendor does: clients send more of them with every release.
+
+use std::collections::HashMap;
+
+use deepseek_recipe::openai::ResponsesRequest;
+use deepseek_recipe::request::{ConversionError, ConversionOptions, ProtocolRequest};
+use deepseek_recipe_core::conversation::ResponseFormat;
+use serde_json::{Map, Value, json};
+
+use crate::body::{list, object, present};
+use crate::plan::{ChatDefaults, ChatError, ChatPlan, VENDOR_MODEL, from_vendor};
+use crate::sealed;
+use crate::thinking::thinking_switch;
+
+impl ChatPlan {
+    /// Reads the body of a Responses request.
+    pub fn from_responses(body: &Map<String, Value>, defaults: ChatDefaults) -> Result<ChatPlan, ChatError> {
+        let (thinking, effort) = thinking_switch(body, defaults)?;
+        let (mut tools, custom) = tools(body)?;
+        let choice = tool_choice(body, &mut tools)?;
+        if matches!(&choice, Value::String(s) if s == "required") && tools.is_empty() {
+            return Err(ChatError::field("tool_choice", "a forced tool call needs tools"));
+        }
+        if thinking && !tools.is_empty() && (choice == "required" || choice.is_object()) {
+            return Err(ChatError::field(
+                "tool_choice",
+                "a forced tool call is not possible while thinking; use \"auto\", or add \"reasoning\": {\"effort\": \"none\"}",
+            ));
+        }
+        let format = format(body)?;
+        let has_schema = format["type"] == "json_schema";
+        // The vendor insists on the word "json" in the input; a local server need not.
+        let json_object = format["type"] == "json_object";
+        not_half_strict(&mut tools, has_schema);
+        let (input, ids) = input(body)?;
+        let request = json!({
+            "model": VENDOR_MODEL,
+            "input": input,
+            "instructions": present(body, "instructions"),
+            "reasoning": {"effort": if thinking { "high" } else { "none" }},
+            "text": {"format": if json_object { json!({"type": "text"}) } else { format }},
+            "tools": (!tools.is_empty()).then_some(tools),
+            "tool_choice": choice,
+        });
+        let request = typed(request)?;
+        let refusal = |error: ConversionError| ids.original(from_vendor(error));
+        let mut converted = request.convert(ConversionOptions::new()).map_err(refusal)?;
+        if json_object {
+            converted.conversation.response_format = ResponseFormat::JsonObject;
+        }
+        let mut plan = ChatPlan::of(converted, thinking, effort, defaults.table);
+        plan.tool_names.custom.extend(custom);
+        for id in plan.call_ids.iter_mut().flatten() {
+            if let Some(original) = ids.names.get(id) {
+                id.clone_from(original);
+            }
+        }
+        Ok(plan)
+    }
+}
+
+/// The vendor's type. When that fails, the parts are read one by one to name the one that is wrong.
+fn typed(request: Value) -> Result<ResponsesRequest, ChatError> {
+    let error = match serde_json::from_value(request.clone()) {
+        Ok(request) => return Ok(request),
+        Err(error) => error,
+    };
+    let part = |name: &str, value: Value| {
+        let mut alone = json!({"model": VENDOR_MODEL});
+        alone[name] = value;
+        serde_json::from_value::<ResponsesRequest>(alone).err()
+    };
+    for name in ["instructions", "text", "tool_choice"] {
+        if let Some(error) = part(name, request[name].clone()) {
+            let param = if name == "text" { "text.format" } else { name };
+            return Err(ChatError::field(param, error));
+        }
+    }
+    for name in ["input", "tools"] {
+        for (index, value) in request[name].as_array().into_iter().flatten().enumerate() {
+            if let Some(error) = part(name, json!([value])) {
+                return Err(ChatError::field(format!("{name}[{index}]"), error));
+            }
+        }
+    }
+    Err(ChatError { message: error.to_string(), param: None })
+}
+
+/// Tools for the vendor, and the names of the custom ones that were made functions.
+fn tools(body: &Map<String, Value>) -> Result<(Vec<Value>, Vec<String>), ChatError> {
+    let (mut tools, mut custom) = (Vec::new(), Vec::new());
+    for (index, tool) in list(body, "tools")?.unwrap_or(&[]).iter().enumerate() {
+        let param = format!("tools[{index}]");
+        let fields = tool.as_object().ok_or_else(|| ChatError::field(&param, "expected an object"))?;
+        let kind = fields.get("type").and_then(Value::as_str);
+        let kind =
+            kind.ok_or_else(|| ChatError::field(format!("{param}.type"), "required, for example \"function\""))?;
+        let name = fields.get("name").and_then(Value::as_str);
+        match (kind, name) {
+            // The form of Chat Completions, which some clients send here.
+            ("function", None) if fields.get("function").is_some_and(Value::is_object) => {
+                let mut flat = fields["function"].clone();
+                flat["type"] = "function".into();
+                tools.push(flat);
+            }
+            ("custom", Some(name)) if name != "apply_patch" => {
+                custom.push(name.to_owned());
+                tools.push(free_text(name, fields));
+            }
+            _ => tools.push(tool.clone()),
+        }
+    }
+    Ok((tools, custom))
+}
+
+/// A tool whose input is free text, as a function with one string.
+fn free_text(name: &str, fields: &Map<String, Value>) -> Value {
+    let description = fields.get("description").and_then(Value::as_str).unwrap_or_default();
+    let format = fields.get("format").and_then(Value::as_object);
+    let grammar =
+        match format.and_then(|format| Some((format.get("syntax")?.as_str()?, format.get("definition")?.as_str()?))) {
+            Some((syntax, definition)) => format!("\n\nThe input follows this {syntax} grammar:\n{definition}"),
+            None => String::new(),
+        };
+    json!({
+        "type": "function",
+        "name": name,
+        "description": format!("{description}{grammar}").trim(),
+        "parameters": {
+            "type": "object",
+            "properties": {"input": {"type": "string", "description": "The input of the tool, as plain text."}},
+            "required": ["input"],
+            "additionalProperties": false,
+        },
+    })
+}
+
+/// The choice for the vendor; `allowed_tools` leaves the other tools out.
+fn tool_choice(body: &Map<String, Value>, tools: &mut Vec<Value>) -> Result<Value, ChatError> {
+    let Some(choice) = present(body, "tool_choice") else { return Ok("auto".into()) };
+    let Some(fields) = choice.as_object() else { return Ok(choice.clone()) };
+    if fields.get("type").and_then(Value::as_str) != Some("allowed_tools") {
+        return Ok(choice.clone());
+    }
+    let allowed = fields.get("tools").and_then(Value::as_array);
+    let allowed = allowed.ok_or_else(|| ChatError::field("tool_choice.tools", "expected a list of tools"))?;
+    let names: Vec<&str> = allowed.iter().filter_map(|tool| tool["name"].as_str()).collect();
+    if let Some(missing) = names.iter().find(|name| !tools.iter().any(|tool| tool["name"] == **name)) {
+        return Err(ChatError::field("tool_choice.tools", format!("no tool named {missing:?} is among the tools")));
+    }
+    tools.retain(|tool| tool["name"].as_str().is_none_or(|name| names.contains(&name)));
+    match fields.get("mode").and_then(Value::as_str) {
+        None | Some("auto") => Ok("auto".into()),
+        Some("required") => Ok("required".into()),
+        Some(_) => Err(ChatError::field("tool_choice.mode", "expected auto or required")),
+    }
+}
+
+/// Agents mix strict tools with others and with a format, which the vendor refuses because its grammar cannot.
+fn not_half_strict(tools: &mut [Value], has_schema: bool) {
+    let strict = |tool: &Value| tool["strict"] == true;
+    if has_schema || !tools.iter().all(strict) {
+        for tool in tools.iter_mut().filter_map(Value::as_object_mut) {
+            tool.remove("strict");
+        }
+    }
+    for tool in tools.iter_mut().filter_map(Value::as_object_mut) {
+        // A tool without parameters may say so with an empty schema.
+        if tool.get("parameters").is_some_and(|schema| schema.as_object().is_some_and(Map::is_empty)) {
+            tool.remove("parameters");
+        }
+    }
+}
+
+/// `text.format`, with the type always there.
+fn format(body: &Map<String, Value>) -> Result<Value, ChatError> {
+    let format = object(body, "text")?.and_then(|text| present(text, "format"));
+    match format {
+        None => Ok(json!({"type": "text"})),
+        Some(format) if format.is_object() => Ok(format.clone()),
+        Some(_) => Err(ChatError::field("text.format", "expected an object")),
+    }
+}
+
+/// Numbers that stand for call ids.
+#[derive(Default)]
+struct CallIds {
+    numbers: HashMap<String, String>,
+    names: HashMap<String, String>,
+}
+
+impl CallIds {
+    fn number(&mut self, id: &str) -> String {
+        let next = format!("call-{:06}", self.numbers.len());
+        let number = self.numbers.entry(id.to_owned()).or_insert(next).clone();
+        self.names.insert(number.clone(), id.to_owned());
+        number
+    }
+
+    /// The error with the ids that the client sent.
+    fn original(&self, mut error: ChatError) -> ChatError {
+        for (number, name) in &self.names {
+            error.message = error.message.replace(number, name);
+        }
+        error
+    }
+}
+
+/// The input for the vendor.
+fn input(body: &Map<String, Value>) -> Result<(Value, CallIds), ChatError> {
+    let mut ids = CallIds::default();
+    let items = match present(body, "input") {
+        Some(Value::Array(items)) => items,
+        Some(text @ Value::String(_)) => return Ok((text.clone(), ids)),
+        None if present(body, "instructions").is_some() => return Ok((Value::Null, ids)),
+        None => return Err(ChatError::field("input", "required, a string or a list of items")),
+        Some(_) => return Err(ChatError::field("input", "expected a string or a list of items")),
+    };
+    if items.is_empty() {
+        return Err(ChatError::field("input", "empty; at least one item is needed"));
+    }
+    let mut out = Vec::with_capacity(items.len());
+    for (index, item) in items.iter().enumerate() {
+        let param = format!("input[{index}]");
+        let mut item = item.as_object().ok_or_else(|| ChatError::field(&param, "expected an object"))?.clone();
+        if let Some(Value::String(id)) = item.get("call_id")
+            && !id.is_empty()
+        {
+            let number = ids.number(id);
+            item.insert("call_id".into(), number.into());
+        }
+        match item.get("type").and_then(Value::as_str) {
+            Some("reasoning") => thought(&mut item),
+            Some("function_call") if item.get("arguments").is_some_and(Value::is_object) => {
+                let arguments = item["arguments"].to_string();
+                item.insert("arguments".into(), arguments.into());
+            }
+            Some("item_reference") => {
+                let id = item.get("id").and_then(Value::as_str).unwrap_or_default();
+                return Err(ChatError::field(
+                    format!("{param}.id"),
+                    format!("no stored item {id:?} is known here; send the item itself"),
+                ));
+            }
+            None | Some("message") => {
+                if let Some(parts) = item.get_mut("content").and_then(Value::as_array_mut) {
+                    parts.iter_mut().for_each(plain_part);
+                }
+            }
+            _ => {}
+        }
+        out.push(Value::Object(item));
+    }
+    Ok((out.into(), ids))
+}
+
+/// A reasoning item: its text, or what this server sealed when it handed the thought out.
+fn thought(item: &mut Map<String, Value>) {
+    let texts: Vec<Value> = item
+        .get("content")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .filter(|part| part["text"].is_string())
+        .cloned()
+        .collect();
+    let sealed = item.get("encrypted_content").and_then(Value::as_str).and_then(sealed::open);
+    let content = match (texts.is_empty(), sealed) {
+        (true, Some(text)) => json!([{"type": "reasoning_text", "text": text}]),
+        _ => texts.into(),
+    };
+    item.insert("content".into(), content);
+    item.remove("encrypted_content");
+}
+
+/// Parts of a message that other protocols write otherwise.
+fn plain_part(part: &mut Value) {
+    match part["type"].as_str() {
+        Some("refusal") => *part = json!({"type": "output_text", "text": part["refusal"]}),
+        Some("text") => part["type"] = "input_text".into(),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_stand_for_call_ids_in_order() {
+        let mut ids = CallIds::default();
+        assert_eq!(
+            (ids.number("z"), ids.number("a"), ids.number("z")),
+            ("call-000000".into(), "call-000001".into(), "call-000000".into())
+        );
+        let error = ids.original(ChatError { message: "no output for call-000001.".into(), param: None });
+        assert_eq!(error.message, "no output for a.");
+    }
+}
