@@ -25,6 +25,8 @@ pub(crate) struct Part {
 
 /// What comes next.
 pub(crate) enum Next {
+    /// It runs: the prompt's part of the usage is known.
+    Started,
     /// More of the answer.
     Part(Part),
     /// The end, with the last of the answer.
@@ -123,6 +125,7 @@ impl Answer {
                 Event::Scheduled { cached_tokens, prefix } => {
                     self.app.prefixes.add(&self.id, self.prompt_tokens, &prefix);
                     (self.cached_tokens, self.report) = (cached_tokens, Some(prefix));
+                    return Ok(Next::Started);
                 }
                 Event::Logits { .. } => {}
                 Event::Tokens { tokens, logprobs } => {

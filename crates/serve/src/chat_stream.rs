@@ -14,15 +14,8 @@ use tokio::task::JoinSet;
 use crate::answer::{Answer, Next, Part, Usage};
 use crate::chat::{Head, finish_reason, stop_reason};
 use crate::errors::ApiError;
+use crate::pump::{self, Broken};
 use crate::sse;
-
-/// Why an answer is not written to its end.
-enum Broken {
-    /// The client is gone.
-    Gone,
-    /// The answer failed.
-    Failed(ApiError),
-}
 
 /// Writes the answers until they end or the client is gone.
 pub(crate) async fn stream(head: Arc<Head>, answers: Vec<Answer>, frames: mpsc::Sender<Bytes>) {
@@ -66,22 +59,12 @@ async fn write(chunks: Chunks, mut answer: Answer, frames: mpsc::Sender<Bytes>) 
     let mut ready = vec![chunks.chunk(json!({"role": "assistant", "content": ""}), Value::Null, Value::Null)];
     let mut ended = false;
     loop {
-        for chunk in ready.drain(..) {
-            frames.send(sse::data(&chunk)).await.map_err(|_| Broken::Gone)?;
-        }
+        pump::send(&frames, ready.drain(..).map(|chunk| sse::data(&chunk))).await?;
         if ended {
             return Ok((chunks.index, answer.usage()));
         }
-        let next = loop {
-            let silence = tokio::time::sleep(chunks.head.keep_alive);
-            tokio::select! {
-                // Dropping the answer cancels the request in the engine.
-                () = frames.closed() => return Err(Broken::Gone),
-                next = answer.next() => break next,
-                () = silence => frames.send(sse::KEEP_ALIVE).await.map_err(|_| Broken::Gone)?,
-            }
-        };
-        match next.map_err(Broken::Failed)? {
+        match pump::next(&mut answer, &frames, chunks.head.keep_alive).await? {
+            Next::Started => {}
             Next::Part(part) => ready = chunks.deltas(part),
             Next::End(part, finish) => {
                 ready = chunks.deltas(part);

@@ -1,4 +1,4 @@
-//! The fields of a chat body that steer sampling, length and transport.
+//! The fields of a request body that steer sampling, length and transport.
 //!
 //! Values of known fields outside their range are an error that names the field and what is accepted. Unknown fields are
 //! ignored and their names logged at debug level: clients rely on it. The fields that shape the prompt are read by
@@ -11,6 +11,19 @@ use serde_json::{Map, Value};
 use crate::errors::ApiError;
 use crate::generation::fresh_number;
 use crate::options::SamplingDefaults;
+
+/// Whose spelling a body has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    /// OpenAI's Chat Completions.
+    Chat,
+    /// OpenAI's (legacy) Completions.
+    Completions,
+    /// OpenAI's Responses.
+    Responses,
+    /// Anthropic's Messages.
+    Messages,
+}
 
 /// What was read.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,11 +92,12 @@ const MAX_STOP_TOKENS: usize = 1024;
 /// Most answers to one prompt.
 const MAX_ANSWERS: u64 = 128;
 /// Most alternatives per token.
-const MAX_TOP_LOGPROBS: u64 = 20;
+pub(crate) const MAX_TOP_LOGPROBS: u32 = 20;
 
 impl Controls {
     pub(crate) fn read(
         body: &Map<String, Value>,
+        protocol: Protocol,
         defaults: &SamplingDefaults,
         vocab: u32,
     ) -> Result<Controls, ApiError> {
@@ -91,7 +105,8 @@ impl Controls {
             tracing::debug!(field = %name.chars().take(64).collect::<String>(), "unknown field ignored");
         }
         let fields = Fields(body);
-        let n = fields.whole("n", 1, u64::MAX)?.unwrap_or(1);
+        let several = matches!(protocol, Protocol::Chat | Protocol::Completions);
+        let n = if several { fields.whole("n", 1, u64::MAX)?.unwrap_or(1) } else { 1 };
         if n > MAX_ANSWERS {
             return Err(ApiError::field("n", format!("expected at most {MAX_ANSWERS} answers, got {n}")));
         }
@@ -113,7 +128,7 @@ impl Controls {
             top_k,
             min_p: fields.number("min_p", 0.0, 1.0)?.unwrap_or(defaults.min_p),
             seed: fields.seed()?.unwrap_or_else(fresh_number),
-            top_logprobs: fields.logprobs()?,
+            top_logprobs: fields.logprobs(protocol)?,
             bias: fields.bias(vocab)?,
             presence_penalty: fields.number("presence_penalty", -2.0, 2.0)?.unwrap_or(0.0),
             frequency_penalty: fields.number("frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0),
@@ -121,10 +136,15 @@ impl Controls {
             ..Sampling::default()
         };
         let stream = fields.flag("stream")?.unwrap_or(false);
-        let include_usage = fields.include_usage(stream)?;
+        let include_usage = if several { fields.include_usage(stream)? } else { false };
         let most = u64::from(u32::MAX);
         let max_tokens = fields.whole("max_tokens", 1, most)?;
-        let max_tokens = fields.whole("max_completion_tokens", 1, most)?.or(max_tokens).map(|count| count as u32);
+        let newer = match protocol {
+            Protocol::Chat => fields.whole("max_completion_tokens", 1, most)?,
+            Protocol::Responses => fields.whole("max_output_tokens", 1, most)?,
+            Protocol::Completions | Protocol::Messages => None,
+        };
+        let max_tokens = newer.or(max_tokens).map(|count| count as u32);
         let min_tokens = fields.whole("min_tokens", 0, most)?.unwrap_or(0) as u32;
         if max_tokens.is_some_and(|max_tokens| min_tokens > max_tokens) {
             return Err(ApiError::field("min_tokens", "larger than max_tokens"));
@@ -200,10 +220,32 @@ impl Fields<'_> {
         Ok(salt_of(text))
     }
 
-    fn logprobs(&self) -> Result<Option<u32>, ApiError> {
+    fn logprobs(&self, protocol: Protocol) -> Result<Option<u32>, ApiError> {
+        let most = u64::from(MAX_TOP_LOGPROBS);
+        match protocol {
+            Protocol::Messages => return Ok(None),
+            Protocol::Completions => {
+                let top = self.whole("logprobs", 0, u64::MAX)?;
+                if top.is_some_and(|top| top > most) {
+                    return Err(ApiError::field("logprobs", format!("expected at most {MAX_TOP_LOGPROBS}")));
+                }
+                return Ok(top.map(|top| top as u32));
+            }
+            Protocol::Responses => {
+                let included = self.get("include").and_then(Value::as_array);
+                let included =
+                    included.is_some_and(|list| list.iter().any(|item| item == "message.output_text.logprobs"));
+                let top = self.whole("top_logprobs", 0, u64::MAX)?;
+                if top.is_some_and(|top| top > most) {
+                    return Err(ApiError::field("top_logprobs", format!("expected at most {MAX_TOP_LOGPROBS}")));
+                }
+                return Ok(top.map(|top| top as u32).or(included.then_some(0)));
+            }
+            Protocol::Chat => {}
+        }
         let wanted = self.flag("logprobs")?.unwrap_or(false);
         let top = self.whole("top_logprobs", 0, u64::MAX)?;
-        if top.is_some_and(|top| top > MAX_TOP_LOGPROBS) {
+        if top.is_some_and(|top| top > most) {
             return Err(ApiError::field("top_logprobs", format!("expected at most {MAX_TOP_LOGPROBS}")));
         }
         if top.is_some_and(|top| top > 0) && !wanted {

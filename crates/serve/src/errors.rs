@@ -87,6 +87,14 @@ impl ApiError {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, SERVER_ERROR, "cancelled", "the request was cancelled")
     }
 
+    fn response(self, body: Value) -> Response {
+        let mut response = (self.status, axum::Json(body)).into_response();
+        if let Some(seconds) = self.retry_after_s {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+
     /// The error object.
     pub(crate) fn body(&self) -> Value {
         json!({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
@@ -133,11 +141,42 @@ impl From<Refusal> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, axum::Json(self.body())).into_response();
-        if let Some(seconds) = self.retry_after_s {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        response
+        let body = self.body();
+        self.response(body)
+    }
+}
+
+/// The same failure in the form of Anthropic's protocol.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct AnthropicError(pub(crate) ApiError);
+
+impl AnthropicError {
+    /// The error object.
+    pub(crate) fn body(&self) -> Value {
+        let kind = match self.0.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            400..500 => "invalid_request_error",
+            _ => "api_error",
+        };
+        json!({"type": "error", "error": {"type": kind, "message": self.0.message}})
+    }
+}
+
+impl<E: Into<ApiError>> From<E> for AnthropicError {
+    fn from(error: E) -> AnthropicError {
+        AnthropicError(error.into())
+    }
+}
+
+impl IntoResponse for AnthropicError {
+    fn into_response(self) -> Response {
+        let body = self.body();
+        self.0.response(body)
     }
 }
 

@@ -18,7 +18,7 @@ use crate::errors::ApiError;
 use crate::generation::EngineApi;
 use crate::options::ServerOptions;
 use crate::prefix::PrefixLog;
-use crate::{chat, health, models, prefix};
+use crate::{chat, health, messages, models, prefix};
 
 /// Why the server does not run.
 #[derive(Debug, Error)]
@@ -80,6 +80,8 @@ pub(crate) fn unix_seconds() -> u64 {
 pub fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::complete))
+        .route("/v1/messages", post(messages::create))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/models", get(models::list))
         // Names may hold slashes.
         .route("/v1/models/{*name}", get(models::one))

@@ -50,3 +50,13 @@ pub(crate) fn channel() -> (mpsc::Sender<Bytes>, Response) {
 pub(crate) fn data(value: &Value) -> Bytes {
     format!("data: {value}\n\n").into()
 }
+
+/// An event with a name.
+pub(crate) fn named(name: &str, value: &Value) -> Bytes {
+    format!("event: {name}\ndata: {value}\n\n").into()
+}
+
+/// An event whose name is its `type`.
+pub(crate) fn typed(value: &Value) -> Bytes {
+    named(value["type"].as_str().unwrap_or("message"), value)
+}
