@@ -7,7 +7,7 @@ use std::sync::Arc;
 use longwave_engine::report::PrefixReport;
 use longwave_engine::request::{Event, FinishReason};
 use longwave_engine::step::TokenLogprobs;
-use longwave_text::{Reply, ReplyEnd, ReplyEvent, ReplyFinish, ReplyOptions};
+use longwave_text::{PlainReply, Reply, ReplyEnd, ReplyEvent, ReplyFinish, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::errors::ApiError;
@@ -63,13 +63,63 @@ impl Usage {
     }
 }
 
+/// How tokens become text.
+pub(crate) enum Reader {
+    /// Reasoning, content and calls.
+    Reply(Reply),
+    /// Content only.
+    Plain(PlainReply),
+}
+
+impl Reader {
+    fn push_token(&mut self, tokenizer: &Tokenizer, token: u32, events: &mut Vec<ReplyEvent>) {
+        match self {
+            Reader::Reply(reply) => reply.push_token(tokenizer, token, events),
+            Reader::Plain(plain) => {
+                let mut text = String::new();
+                plain.push_token(tokenizer, token, &mut text);
+                events.extend((!text.is_empty()).then_some(ReplyEvent::Content(text)));
+            }
+        }
+    }
+
+    fn stopped(&self) -> bool {
+        match self {
+            Reader::Reply(reply) => reply.stopped(),
+            Reader::Plain(plain) => plain.stopped().is_some(),
+        }
+    }
+
+    fn finish(&mut self, end: ReplyEnd, events: &mut Vec<ReplyEvent>) -> ReplyFinish {
+        match self {
+            Reader::Reply(reply) => reply.finish(end, events),
+            Reader::Plain(plain) => {
+                let mut text = String::new();
+                plain.finish(&mut text);
+                events.extend((!text.is_empty()).then_some(ReplyEvent::Content(text)));
+                match (plain.stopped(), end) {
+                    (None, ReplyEnd::Length) => ReplyFinish::Length,
+                    (stop, _) => ReplyFinish::Stop(stop.map(str::to_owned)),
+                }
+            }
+        }
+    }
+
+    fn reasoning_tokens(&self) -> u32 {
+        match self {
+            Reader::Reply(reply) => reply.reasoning_tokens(),
+            Reader::Plain(_) => 0,
+        }
+    }
+}
+
 /// An answer being read.
 pub(crate) struct Answer {
     app: Arc<App>,
     /// For the log.
     id: String,
     generation: Generation,
-    reply: Reply,
+    reader: Reader,
     report: Option<PrefixReport>,
     /// Tokens that are counted and not shown.
     silent: Vec<u32>,
@@ -85,7 +135,7 @@ impl Answer {
         app: Arc<App>,
         id: String,
         generation: Generation,
-        reply: ReplyOptions,
+        reader: Reader,
         silent: Vec<u32>,
         prompt_tokens: usize,
     ) -> Answer {
@@ -93,7 +143,7 @@ impl Answer {
             app,
             id,
             generation,
-            reply: Reply::new(reply),
+            reader,
             report: None,
             silent,
             prompt_tokens,
@@ -132,10 +182,10 @@ impl Answer {
                     let mut part = Part::default();
                     for (index, &token) in tokens.iter().enumerate() {
                         self.take(token, logprobs.get(index), &mut part);
-                        if self.reply.stopped() {
+                        if self.reader.stopped() {
                             // A stop text: the rest of the generation is of no use.
                             self.generation.cancel();
-                            let finish = self.reply.finish(ReplyEnd::Stop, &mut part.events);
+                            let finish = self.reader.finish(ReplyEnd::Stop, &mut part.events);
                             return Ok(Next::End(part, finish));
                         }
                     }
@@ -154,7 +204,7 @@ impl Answer {
                         FinishReason::Stalled { seconds } => return Err(ApiError::stalled(seconds)),
                     };
                     let mut part = Part::default();
-                    let finish = self.reply.finish(end, &mut part.events);
+                    let finish = self.reader.finish(end, &mut part.events);
                     if part.events.iter().any(|event| matches!(event, ReplyEvent::Content(_))) {
                         part.content_logprobs.append(&mut self.held);
                     }
@@ -170,10 +220,10 @@ impl Answer {
             return;
         }
         let Some(logprobs) = logprobs else {
-            return self.reply.push_token(&self.app.tokenizer, token, &mut part.events);
+            return self.reader.push_token(&self.app.tokenizer, token, &mut part.events);
         };
         let mut events = Vec::new();
-        self.reply.push_token(&self.app.tokenizer, token, &mut events);
+        self.reader.push_token(&self.app.tokenizer, token, &mut events);
         self.held.push(self.logprobs_json(token, logprobs));
         match events.last() {
             Some(ReplyEvent::Content(_)) => part.content_logprobs.append(&mut self.held),
@@ -205,7 +255,7 @@ impl Answer {
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens,
             output_tokens: u64::from(self.output_tokens),
-            reasoning_tokens: u64::from(self.reply.reasoning_tokens()),
+            reasoning_tokens: u64::from(self.reader.reasoning_tokens()),
         }
     }
 

@@ -61,6 +61,17 @@ impl ApiError {
         ApiError::new(StatusCode::NOT_FOUND, BAD_REQUEST, "not_found", format!("there is no route {path}"))
     }
 
+    /// A response that is not kept, or not any more.
+    pub(crate) fn no_response(param: &str, id: &str) -> ApiError {
+        let message = format!(
+            "no response {id:?} is kept here; responses are kept in memory until newer ones need the room or the server \
+             restarts; send the whole conversation as input"
+        );
+        let mut error = ApiError::new(StatusCode::NOT_FOUND, BAD_REQUEST, "response_not_found", message);
+        error.param = Some(param.to_owned());
+        error
+    }
+
     pub(crate) fn wrong_method(method: &str, path: &str) -> ApiError {
         let message = format!("{path} does not answer {method}");
         ApiError::new(StatusCode::METHOD_NOT_ALLOWED, BAD_REQUEST, "method_not_allowed", message)

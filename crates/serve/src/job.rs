@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use longwave_engine::request::Request;
 use longwave_engine::step::ReturnLogits;
-use longwave_text::{ChatPlan, ReplyOptions};
+use longwave_text::{ChatPlan, PlainReply, Reply, ReplyOptions};
 use serde_json::{Map, Value};
 
-use crate::answer::Answer;
+use crate::answer::{Answer, Reader};
 use crate::controls::Controls;
 use crate::errors::ApiError;
 use crate::generation::{Generation, fresh_number};
@@ -24,6 +24,8 @@ pub(crate) struct Job {
     pub(crate) answers: u32,
     /// How they are read.
     pub(crate) reply: ReplyOptions,
+    /// Read them as plain text instead.
+    pub(crate) plain: Option<PlainReply>,
 }
 
 /// Runs `read` on the blocking pool.
@@ -81,7 +83,7 @@ pub(crate) fn of_prompt(
         salt: controls.salt,
         logits: ReturnLogits::No,
     };
-    Ok(Job { request, answers: controls.answers, reply })
+    Ok(Job { request, answers: controls.answers, reply, plain: None })
 }
 
 /// Submits a job; `id` is for the log.
@@ -95,8 +97,11 @@ pub(crate) fn submit(app: &Arc<App>, id: &str, job: Job) -> Result<Vec<Answer>, 
         let mut request = job.request.clone();
         request.sampling.seed = seed_of(request.sampling.seed, index);
         let generation = Generation::submit(&app.engine, request)?;
-        let reply = ReplyOptions { call_seed: fresh_number(), ..job.reply.clone() };
-        answers.push(Answer::new(app.clone(), id.to_owned(), generation, reply, silent.clone(), prompt_tokens));
+        let reader = match &job.plain {
+            Some(plain) => Reader::Plain(plain.clone()),
+            None => Reader::Reply(Reply::new(ReplyOptions { call_seed: fresh_number(), ..job.reply.clone() })),
+        };
+        answers.push(Answer::new(app.clone(), id.to_owned(), generation, reader, silent.clone(), prompt_tokens));
     }
     Ok(answers)
 }

@@ -7,6 +7,8 @@
 mod answer;
 mod chat;
 mod chat_stream;
+mod completions;
+mod completions_stream;
 mod controls;
 mod errors;
 mod generation;
@@ -19,9 +21,16 @@ mod models;
 mod options;
 mod prefix;
 mod pump;
+mod response_items;
+mod response_store;
+mod responses;
+mod responses_kept;
+mod responses_stream;
 mod script;
 mod server;
 mod sse;
+mod tenant;
+mod tokens;
 
 pub use generation::EngineApi;
 pub use options::{SamplingDefaults, ServerOptions};

@@ -41,6 +41,8 @@ pub struct ServerOptions {
     pub chat: ChatDefaults,
     /// Longest silence of a stream: then a comment is sent, so that no proxy takes a long prefill for a dead server.
     pub keep_alive: Duration,
+    /// Most bytes of responses that are kept for later requests (`store`), in memory.
+    pub response_store_bytes: usize,
     /// Tokens that end a turn; empty means the tokenizer's end of sentence.
     pub stop_tokens: Vec<u32>,
 }
@@ -55,6 +57,7 @@ impl Default for ServerOptions {
             sampling: SamplingDefaults::default(),
             chat: ChatDefaults::default(),
             keep_alive: Duration::from_secs(15),
+            response_store_bytes: 256 << 20,
             stop_tokens: Vec::new(),
         }
     }

@@ -18,7 +18,8 @@ use crate::errors::ApiError;
 use crate::generation::EngineApi;
 use crate::options::ServerOptions;
 use crate::prefix::PrefixLog;
-use crate::{chat, health, messages, models, prefix};
+use crate::response_store::ResponseStore;
+use crate::{chat, completions, health, messages, models, prefix, responses, responses_kept, tokens};
 
 /// Why the server does not run.
 #[derive(Debug, Error)]
@@ -57,6 +58,8 @@ pub struct App {
     pub(crate) started_at: u64,
     /// What the prefix cache did for the last requests.
     pub(crate) prefixes: PrefixLog,
+    /// Responses for later requests.
+    pub(crate) responses: ResponseStore,
 }
 
 impl App {
@@ -67,7 +70,15 @@ impl App {
             [] => vec![tokenizer.markers().eos],
             tokens => tokens.to_vec(),
         };
-        App { options, engine, tokenizer, stop_tokens, started_at: unix_seconds(), prefixes: PrefixLog::default() }
+        App {
+            options,
+            engine,
+            tokenizer,
+            stop_tokens,
+            started_at: unix_seconds(),
+            prefixes: PrefixLog::default(),
+            responses: ResponseStore::default(),
+        }
     }
 }
 
@@ -80,11 +91,19 @@ pub(crate) fn unix_seconds() -> u64 {
 pub fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::complete))
+        .route("/v1/completions", post(completions::complete))
         .route("/v1/messages", post(messages::create))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/{id}", get(responses_kept::get).delete(responses_kept::delete))
+        .route("/v1/responses/{id}/cancel", post(responses_kept::cancel))
+        .route("/v1/responses/{id}/input_items", get(responses_kept::input_items))
         .route("/v1/models", get(models::list))
         // Names may hold slashes.
         .route("/v1/models/{*name}", get(models::one))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .route("/render", post(tokens::render))
         .route("/health", get(health::health))
         .route("/ready", get(health::health))
         .route("/debug/prefix", get(prefix::debug))

@@ -9,6 +9,7 @@ mod body;
 mod chat;
 pub mod detokenizer;
 mod messages;
+pub mod plain;
 pub mod plan;
 pub mod prompt;
 pub mod reply;
@@ -18,6 +19,7 @@ mod thinking;
 pub mod tokenizer;
 
 pub use detokenizer::Detokenizer;
+pub use plain::PlainReply;
 pub use plan::{ChatDefaults, ChatError, ChatPlan, Effort, EffortTable, ToolNames};
 pub use prompt::Prompt;
 pub use reply::{Reply, ReplyEnd, ReplyEvent, ReplyFinish, ReplyOptions, ReplyStart};

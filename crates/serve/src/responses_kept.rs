@@ -1,0 +1,71 @@
+//! The routes over kept responses: read, list the input, cancel, delete.
+//! One that is unknown, forgotten or another tenant's is a 404 that says how long responses are kept.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use serde_json::{Value, json};
+
+use crate::errors::ApiError;
+use crate::server::App;
+use crate::tenant::Tenant;
+
+/// GET /v1/responses/{id}.
+pub(crate) async fn get(
+    State(app): State<Arc<App>>,
+    tenant: Tenant,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    app.responses.get(tenant.0, &id).map(Json).ok_or_else(|| ApiError::no_response("response_id", &id))
+}
+
+/// GET /v1/responses/{id}/input_items, newest first as the API has it.
+pub(crate) async fn input_items(
+    State(app): State<Arc<App>>,
+    tenant: Tenant,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let items = app.responses.input(tenant.0, &id).ok_or_else(|| ApiError::no_response("response_id", &id))?;
+    let with_id = |(index, mut item): (usize, Value)| {
+        if item.get("id").is_none_or(Value::is_null) && item.is_object() {
+            item["id"] = format!("item_{}_{index}", id.trim_start_matches("resp_")).into();
+        }
+        item
+    };
+    let mut data: Vec<Value> = items.into_iter().enumerate().map(with_id).collect();
+    data.reverse();
+    let ends = [data.first(), data.last()].map(|item| item.map(|item| item["id"].clone()));
+    Ok(Json(json!({
+        "object": "list", "data": data, "first_id": ends[0], "last_id": ends[1], "has_more": false,
+    })))
+}
+
+/// POST /v1/responses/{id}/cancel.
+pub(crate) async fn cancel(
+    State(app): State<Arc<App>>,
+    tenant: Tenant,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    match app.responses.cancel(tenant.0, &id) {
+        None => Err(ApiError::no_response("response_id", &id)),
+        Some(false) => Err(ApiError::field("response_id", format!("{id} does not run in the background"))),
+        Some(true) => {
+            let mut response = app.responses.get(tenant.0, &id).unwrap_or_default();
+            response["status"] = "cancelled".into();
+            Ok(Json(response))
+        }
+    }
+}
+
+/// DELETE /v1/responses/{id}; one that runs is stopped.
+pub(crate) async fn delete(
+    State(app): State<Arc<App>>,
+    tenant: Tenant,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    if !app.responses.delete(tenant.0, &id) {
+        return Err(ApiError::no_response("response_id", &id));
+    }
+    Ok(Json(json!({"id": id, "object": "response", "deleted": true})))
+}

@@ -1,0 +1,116 @@
+//! POST /tokenize, /detokenize and /render: what a request looks like in tokens, without running it.
+//!
+//! `/tokenize` takes a `prompt` or the `messages` of a chat; `/render` a whole body of any protocol (`?protocol=`, chat by
+//! default) and gives the prompt as text and ids. Ids of users' texts are never control tokens.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{Query, State};
+use bytes::Bytes;
+use longwave_text::{ChatDefaults, ChatError, ChatPlan};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::errors::{ApiError, json_object, whole_body};
+use crate::job;
+use crate::server::App;
+
+/// Which protocol a body is of.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Form {
+    protocol: Option<String>,
+}
+
+/// The prompt of a body: text and ids.
+pub(crate) async fn render(
+    State(app): State<Arc<App>>,
+    Query(form): Query<Form>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let body = whole_body(body, app.options.max_body_bytes)?;
+    let rendered = job::blocking(&app, move |app| {
+        let plan = plan(form.protocol.as_deref().unwrap_or("chat"), &json_object(&body)?, app.options.chat)
+            .ok_or_else(|| ApiError::field("protocol", "expected chat, responses or messages"))??;
+        let prompt = plan.prompt();
+        let ids = prompt.encode(&app.tokenizer).map_err(|error| ApiError::field("messages", error))?;
+        Ok(json!({
+            "prompt": prompt.text, "prompt_token_ids": ids, "count": ids.len(),
+            "max_model_len": app.engine.limits.context, "thinking": plan.thinking(),
+        }))
+    });
+    Ok(Json(rendered.await?))
+}
+
+/// Reads a body of a protocol by its name.
+pub(crate) fn plan(
+    protocol: &str,
+    body: &Map<String, Value>,
+    defaults: ChatDefaults,
+) -> Option<Result<ChatPlan, ChatError>> {
+    match protocol {
+        "chat" => Some(ChatPlan::from_body(body, defaults)),
+        "responses" => Some(ChatPlan::from_responses(body, defaults)),
+        "messages" => Some(ChatPlan::from_messages(body, defaults)),
+        _ => None,
+    }
+}
+
+/// Ids of a text or of a chat's prompt.
+pub(crate) async fn tokenize(
+    State(app): State<Arc<App>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let body = whole_body(body, app.options.max_body_bytes)?;
+    let answer = job::blocking(&app, move |app| {
+        let body = json_object(&body)?;
+        job::model(app, &body)?;
+        let flag = |name: &str, default: bool| match body.get(name) {
+            None | Some(Value::Null) => Ok(default),
+            Some(value) => value.as_bool().ok_or_else(|| ApiError::field(name, "expected true or false")),
+        };
+        let ids = match (body.get("prompt"), body.get("messages")) {
+            (Some(Value::String(text)), _) => {
+                let text = app.tokenizer.encode_text(text).map_err(|error| ApiError::field("prompt", error))?;
+                let bos = flag("add_special_tokens", true)?.then_some(app.tokenizer.markers().bos);
+                bos.into_iter().chain(text).collect()
+            }
+            (None | Some(Value::Null), Some(_)) => {
+                let plan = ChatPlan::from_body(&body, app.options.chat)?;
+                plan.prompt().encode(&app.tokenizer).map_err(|error| ApiError::field("messages", error))?
+            }
+            (Some(_), _) => return Err(ApiError::field("prompt", "expected a string")),
+            (None, None) => return Err(ApiError::field("prompt", "a prompt or messages are needed")),
+        };
+        let ids: Vec<u32> = ids;
+        let spelled = |&id: &u32| String::from_utf8_lossy(app.tokenizer.token_bytes(id)).into_owned();
+        let strings = flag("return_token_strs", false)?.then(|| ids.iter().map(spelled).collect::<Vec<_>>());
+        Ok(json!({
+            "count": ids.len(), "max_model_len": app.engine.limits.context, "tokens": ids, "token_strs": strings,
+        }))
+    });
+    Ok(Json(answer.await?))
+}
+
+/// The text of ids.
+pub(crate) async fn detokenize(
+    State(app): State<Arc<App>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let body = whole_body(body, app.options.max_body_bytes)?;
+    let answer = job::blocking(&app, move |app| {
+        let body = json_object(&body)?;
+        job::model(app, &body)?;
+        let vocab = u64::from(app.engine.limits.vocab);
+        let bad = || ApiError::field("tokens", format!("expected a list of token ids below {vocab}"));
+        let tokens = body.get("tokens").and_then(Value::as_array).ok_or_else(bad)?;
+        let mut bytes = Vec::new();
+        for token in tokens {
+            let token = token.as_u64().filter(|&token| token < vocab).ok_or_else(bad)?;
+            bytes.extend_from_slice(app.tokenizer.token_bytes(token as u32));
+        }
+        Ok(json!({"prompt": String::from_utf8_lossy(&bytes)}))
+    });
+    Ok(Json(answer.await?))
+}
