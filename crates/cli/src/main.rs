@@ -10,7 +10,9 @@ mod kv;
 mod libraries;
 mod load;
 mod output;
+mod parse;
 mod prove;
+mod render;
 mod script;
 mod serve;
 mod source;
@@ -31,12 +33,16 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve a model over HTTP (OpenAI chat completions).
+    /// Serve a model over HTTP: the APIs of OpenAI (chat, completions, responses) and Anthropic (messages).
     Serve(Box<serve::Args>),
     /// Talk to a model in the terminal.
     Chat(Box<chat::Args>),
     /// Show that requests give the same tokens and logits however they are served.
     Prove(Box<prove::Args>),
+    /// Show the prompt of a request: text and token ids.
+    Render(render::Args),
+    /// Feed a model's output to the stream parser and show the message.
+    Parse(parse::Args),
     /// Memory calculator: where the bytes of the cache go.
     Kv(kv::Args),
     /// Show a checkpoint: configuration, layers, tensors, totals.
@@ -50,6 +56,8 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(*args),
         Command::Chat(args) => chat::run(*args),
         Command::Prove(args) => prove::run(*args),
+        Command::Render(args) => render::run(args),
+        Command::Parse(args) => parse::run(args),
         Command::Kv(args) => kv::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Doctor(args) => doctor::run(args),

@@ -25,6 +25,7 @@ enum Open {
     Reasoning(String),
     Message { text: String, logprobs: Vec<Value> },
     Call(String),
+    Search(String),
     Custom { arguments: String, input: FreeText },
 }
 
@@ -94,6 +95,10 @@ impl Items {
                 let done = at(json!({"arguments": arguments, "name": self.output[index]["name"]}));
                 events.push(self.event("response.function_call_arguments.done", done));
                 self.output[index]["arguments"] = arguments.into();
+            }
+            Open::Search(arguments) => {
+                let arguments: Option<Value> = serde_json::from_str(&arguments).ok();
+                self.output[index]["arguments"] = arguments.filter(Value::is_object).unwrap_or_else(|| json!({}));
             }
             Open::Custom { arguments, input } => {
                 let rest = input.rest(&arguments);
@@ -168,10 +173,18 @@ impl Items {
     }
 
     fn call(&mut self, call_id: &str, name: String, events: &mut Vec<Value>) {
+        if self.names.search && name == "tool_search" {
+            let item = json!({
+                "id": self.id("tsc"), "type": "tool_search_call", "status": "in_progress", "call_id": call_id,
+                "execution": "client", "arguments": {},
+            });
+            return self.begin(Open::Search(String::new()), item, None, events);
+        }
         if self.names.custom.contains(&name) {
+            let local = self.names.namespaces.get(&name).map_or(&name, |(_, local)| local);
             let item = json!({
                 "id": self.id("ctc"), "type": "custom_tool_call", "status": "in_progress", "call_id": call_id,
-                "name": name, "input": "",
+                "name": local, "input": "",
             });
             let open = Open::Custom { arguments: String::new(), input: FreeText::default() };
             return self.begin(open, item, None, events);
@@ -193,6 +206,7 @@ impl Items {
                 arguments.push_str(&delta);
                 events.push(self.delta("response.function_call_arguments.delta", json!({"delta": delta})));
             }
+            Some(Open::Search(arguments)) => arguments.push_str(&delta),
             Some(Open::Custom { arguments, input }) => {
                 arguments.push_str(&delta);
                 let text = input.push(arguments);

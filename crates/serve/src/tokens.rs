@@ -9,9 +9,9 @@ use axum::Json;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{Query, State};
 use bytes::Bytes;
-use longwave_text::{ChatDefaults, ChatError, ChatPlan};
+use longwave_text::ChatPlan;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::errors::{ApiError, json_object, whole_body};
 use crate::job;
@@ -31,7 +31,8 @@ pub(crate) async fn render(
 ) -> Result<Json<Value>, ApiError> {
     let body = whole_body(body, app.options.max_body_bytes)?;
     let rendered = job::blocking(&app, move |app| {
-        let plan = plan(form.protocol.as_deref().unwrap_or("chat"), &json_object(&body)?, app.options.chat)
+        let protocol = form.protocol.as_deref().unwrap_or("chat");
+        let plan = ChatPlan::of_protocol(protocol, &json_object(&body)?, app.options.chat)
             .ok_or_else(|| ApiError::field("protocol", "expected chat, responses or messages"))??;
         let prompt = plan.prompt();
         let ids = prompt.encode(&app.tokenizer).map_err(|error| ApiError::field("messages", error))?;
@@ -41,20 +42,6 @@ pub(crate) async fn render(
         }))
     });
     Ok(Json(rendered.await?))
-}
-
-/// Reads a body of a protocol by its name.
-pub(crate) fn plan(
-    protocol: &str,
-    body: &Map<String, Value>,
-    defaults: ChatDefaults,
-) -> Option<Result<ChatPlan, ChatError>> {
-    match protocol {
-        "chat" => Some(ChatPlan::from_body(body, defaults)),
-        "responses" => Some(ChatPlan::from_responses(body, defaults)),
-        "messages" => Some(ChatPlan::from_messages(body, defaults)),
-        _ => None,
-    }
 }
 
 /// Ids of a text or of a chat's prompt.

@@ -14,6 +14,7 @@ pub mod plan;
 pub mod prompt;
 pub mod reply;
 mod responses;
+mod responses_tools;
 pub mod sealed;
 mod thinking;
 pub mod tokenizer;

@@ -10,6 +10,7 @@ use deepseek_recipe::request::{ConversationRequest, ConversionError};
 use deepseek_recipe::stream::{ParsingOptions, ThinkingInitialStage};
 use deepseek_recipe_core::conversation::{Conversation, ReasoningEffort};
 use deepseek_recipe_core::messages::InputMessage;
+use serde_json::{Map, Value};
 use thiserror::Error;
 
 use crate::prompt::Prompt;
@@ -88,6 +89,8 @@ pub struct ToolNames {
     pub custom: HashSet<String>,
     /// Tools of a namespace by the flat name in the prompt: namespace and local name.
     pub namespaces: HashMap<String, (String, String)>,
+    /// The function `tool_search` is the client's search for tools.
+    pub search: bool,
 }
 
 /// A validated chat request.
@@ -104,6 +107,20 @@ pub struct ChatPlan {
 }
 
 impl ChatPlan {
+    /// Reads a body of the protocol `chat`, `responses` or `messages`; `None` for another name.
+    pub fn of_protocol(
+        protocol: &str,
+        body: &Map<String, Value>,
+        defaults: ChatDefaults,
+    ) -> Option<Result<ChatPlan, ChatError>> {
+        match protocol {
+            "chat" => Some(ChatPlan::from_body(body, defaults)),
+            "responses" => Some(ChatPlan::from_responses(body, defaults)),
+            "messages" => Some(ChatPlan::from_messages(body, defaults)),
+            _ => None,
+        }
+    }
+
     /// From the vendor's conversion; the effort of `thinking` replaces the one that the conversion chose.
     pub(crate) fn of(converted: ConversationRequest, thinking: bool, effort: Effort, table: EffortTable) -> ChatPlan {
         let mut conversation = converted.conversation;
@@ -117,6 +134,7 @@ impl ChatPlan {
         let tool_names = ToolNames {
             custom: converted.response_options.custom_tool_names,
             namespaces: converted.response_options.namespace_tool_map.unwrap_or_default(),
+            search: false,
         };
         ChatPlan { conversation, reply, tool_names, call_ids }
     }

@@ -3,8 +3,8 @@
 //! Takes the fields that shape the prompt: instructions, input, tools, tool_choice, the thinking switch, text.format.
 //! Earlier turns that the server kept are already part of `input`. The vendor's conversion validates and normalises;
 //! before it, what it would refuse or lose is brought into its form: free-text tools of any name, thoughts that were
-//! handed out sealed, `allowed_tools`, refusals, call ids (they are numbered, because it sorts by them). Unknown types of
-//! items and tools are left out, as the vendor does: clients send more of them with every release.
+//! handed out sealed, searches for tools, `allowed_tools`, refusals, call ids (they are numbered, because it sorts by
+//! them). Unknown types of items and tools are left out, as the vendor does: clients send more of them with every release.
 
 use std::collections::HashMap;
 
@@ -13,8 +13,9 @@ use deepseek_recipe::request::{ConversionError, ConversionOptions, ProtocolReque
 use deepseek_recipe_core::conversation::ResponseFormat;
 use serde_json::{Map, Value, json};
 
-use crate::body::{list, object, present};
+use crate::body::{object, present};
 use crate::plan::{ChatDefaults, ChatError, ChatPlan, VENDOR_MODEL, from_vendor};
+use crate::responses_tools::{TOOL_SEARCH, Tools};
 use crate::sealed;
 use crate::thinking::thinking_switch;
 
@@ -22,12 +23,12 @@ impl ChatPlan {
     /// Reads the body of a Responses request.
     pub fn from_responses(body: &Map<String, Value>, defaults: ChatDefaults) -> Result<ChatPlan, ChatError> {
         let (thinking, effort) = thinking_switch(body, defaults)?;
-        let (mut tools, custom) = tools(body)?;
-        let choice = tool_choice(body, &mut tools)?;
-        if matches!(&choice, Value::String(s) if s == "required") && tools.is_empty() {
+        let mut gathered = Tools::of(body)?;
+        let choice = tool_choice(body, &mut gathered.list)?;
+        if matches!(&choice, Value::String(s) if s == "required") && gathered.list.is_empty() {
             return Err(ChatError::field("tool_choice", "a forced tool call needs tools"));
         }
-        if thinking && !tools.is_empty() && (choice == "required" || choice.is_object()) {
+        if thinking && !gathered.list.is_empty() && (choice == "required" || choice.is_object()) {
             return Err(ChatError::field(
                 "tool_choice",
                 "a forced tool call is not possible while thinking; use \"auto\", or add \"reasoning\": {\"effort\": \"none\"}",
@@ -37,15 +38,15 @@ impl ChatPlan {
         let has_schema = format["type"] == "json_schema";
         // The vendor insists on the word "json" in the input; a local server need not.
         let json_object = format["type"] == "json_object";
-        not_half_strict(&mut tools, has_schema);
-        let (input, ids) = input(body)?;
+        gathered.not_half_strict(has_schema);
+        let (input, ids) = input(body, &gathered)?;
         let request = json!({
             "model": VENDOR_MODEL,
             "input": input,
             "instructions": present(body, "instructions"),
             "reasoning": {"effort": if thinking { "high" } else { "none" }},
             "text": {"format": if json_object { json!({"type": "text"}) } else { format }},
-            "tools": (!tools.is_empty()).then_some(tools),
+            "tools": (!gathered.list.is_empty()).then_some(gathered.list),
             "tool_choice": choice,
         });
         let request = typed(request)?;
@@ -55,7 +56,8 @@ impl ChatPlan {
             converted.conversation.response_format = ResponseFormat::JsonObject;
         }
         let mut plan = ChatPlan::of(converted, thinking, effort, defaults.table);
-        plan.tool_names.custom.extend(custom);
+        plan.tool_names.custom.extend(gathered.custom);
+        plan.tool_names.search = gathered.search;
         for id in plan.call_ids.iter_mut().flatten() {
             if let Some(original) = ids.names.get(id) {
                 id.clone_from(original);
@@ -92,55 +94,6 @@ fn typed(request: Value) -> Result<ResponsesRequest, ChatError> {
     Err(ChatError { message: error.to_string(), param: None })
 }
 
-/// Tools for the vendor, and the names of the custom ones that were made functions.
-fn tools(body: &Map<String, Value>) -> Result<(Vec<Value>, Vec<String>), ChatError> {
-    let (mut tools, mut custom) = (Vec::new(), Vec::new());
-    for (index, tool) in list(body, "tools")?.unwrap_or(&[]).iter().enumerate() {
-        let param = format!("tools[{index}]");
-        let fields = tool.as_object().ok_or_else(|| ChatError::field(&param, "expected an object"))?;
-        let kind = fields.get("type").and_then(Value::as_str);
-        let kind =
-            kind.ok_or_else(|| ChatError::field(format!("{param}.type"), "required, for example \"function\""))?;
-        let name = fields.get("name").and_then(Value::as_str);
-        match (kind, name) {
-            // The form of Chat Completions, which some clients send here.
-            ("function", None) if fields.get("function").is_some_and(Value::is_object) => {
-                let mut flat = fields["function"].clone();
-                flat["type"] = "function".into();
-                tools.push(flat);
-            }
-            ("custom", Some(name)) if name != "apply_patch" => {
-                custom.push(name.to_owned());
-                tools.push(free_text(name, fields));
-            }
-            _ => tools.push(tool.clone()),
-        }
-    }
-    Ok((tools, custom))
-}
-
-/// A tool whose input is free text, as a function with one string.
-fn free_text(name: &str, fields: &Map<String, Value>) -> Value {
-    let description = fields.get("description").and_then(Value::as_str).unwrap_or_default();
-    let format = fields.get("format").and_then(Value::as_object);
-    let grammar =
-        match format.and_then(|format| Some((format.get("syntax")?.as_str()?, format.get("definition")?.as_str()?))) {
-            Some((syntax, definition)) => format!("\n\nThe input follows this {syntax} grammar:\n{definition}"),
-            None => String::new(),
-        };
-    json!({
-        "type": "function",
-        "name": name,
-        "description": format!("{description}{grammar}").trim(),
-        "parameters": {
-            "type": "object",
-            "properties": {"input": {"type": "string", "description": "The input of the tool, as plain text."}},
-            "required": ["input"],
-            "additionalProperties": false,
-        },
-    })
-}
-
 /// The choice for the vendor; `allowed_tools` leaves the other tools out.
 fn tool_choice(body: &Map<String, Value>, tools: &mut Vec<Value>) -> Result<Value, ChatError> {
     let Some(choice) = present(body, "tool_choice") else { return Ok("auto".into()) };
@@ -159,22 +112,6 @@ fn tool_choice(body: &Map<String, Value>, tools: &mut Vec<Value>) -> Result<Valu
         None | Some("auto") => Ok("auto".into()),
         Some("required") => Ok("required".into()),
         Some(_) => Err(ChatError::field("tool_choice.mode", "expected auto or required")),
-    }
-}
-
-/// Agents mix strict tools with others and with a format, which the vendor refuses because its grammar cannot.
-fn not_half_strict(tools: &mut [Value], has_schema: bool) {
-    let strict = |tool: &Value| tool["strict"] == true;
-    if has_schema || !tools.iter().all(strict) {
-        for tool in tools.iter_mut().filter_map(Value::as_object_mut) {
-            tool.remove("strict");
-        }
-    }
-    for tool in tools.iter_mut().filter_map(Value::as_object_mut) {
-        // A tool without parameters may say so with an empty schema.
-        if tool.get("parameters").is_some_and(|schema| schema.as_object().is_some_and(Map::is_empty)) {
-            tool.remove("parameters");
-        }
     }
 }
 
@@ -213,7 +150,7 @@ impl CallIds {
 }
 
 /// The input for the vendor.
-fn input(body: &Map<String, Value>) -> Result<(Value, CallIds), ChatError> {
+fn input(body: &Map<String, Value>, tools: &Tools) -> Result<(Value, CallIds), ChatError> {
     let mut ids = CallIds::default();
     let items = match present(body, "input") {
         Some(Value::Array(items)) => items,
@@ -240,6 +177,26 @@ fn input(body: &Map<String, Value>) -> Result<(Value, CallIds), ChatError> {
             Some("function_call") if item.get("arguments").is_some_and(Value::is_object) => {
                 let arguments = item["arguments"].to_string();
                 item.insert("arguments".into(), arguments.into());
+            }
+            Some("custom_tool_call") => {
+                let name = item.get("name").and_then(Value::as_str).and_then(|name| tools.custom_name(name));
+                if let Some(name) = name.map(str::to_owned) {
+                    let arguments = json!({"input": item.get("input")}).to_string();
+                    item.insert("type".into(), "function_call".into());
+                    item.insert("name".into(), name.into());
+                    item.insert("arguments".into(), arguments.into());
+                }
+            }
+            Some("tool_search_call") => {
+                let arguments = item.get("arguments").map_or("{}".to_owned(), Value::to_string);
+                item.insert("type".into(), "function_call".into());
+                item.insert("name".into(), TOOL_SEARCH.into());
+                item.insert("arguments".into(), arguments.into());
+            }
+            Some("tool_search_output") => {
+                let found = item.get("tools").map_or("[]".to_owned(), Value::to_string);
+                item.insert("type".into(), "function_call_output".into());
+                item.insert("output".into(), found.into());
             }
             Some("item_reference") => {
                 let id = item.get("id").and_then(Value::as_str).unwrap_or_default();
