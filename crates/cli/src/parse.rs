@@ -114,16 +114,21 @@ fn options(args: &Args, request: Option<&Map<String, Value>>) -> Result<ReplyOpt
 
 fn print(out: &mut impl Write, args: &Args, options: ReplyOptions, text: &str, end: End) -> Result<()> {
     let (mut reply, mut events) = (Reply::new(options), Vec::new());
-    for piece in pieces(text, args.pieces) {
-        reply.push_text(piece, &mut events);
-    }
-    let end = if end == End::Stop { ReplyEnd::Stop } else { ReplyEnd::Length };
-    let finish = reply.finish(end, &mut events);
-    if args.events {
-        for event in &events {
+    let mut show = |new: Vec<ReplyEvent>, events: &mut Vec<ReplyEvent>| -> Result<()> {
+        for event in new.iter().filter(|_| args.events) {
             writeln!(out, "{}", event_json(event))?;
         }
+        events.extend(new);
+        Ok(())
+    };
+    for piece in pieces(text, args.pieces) {
+        let mut new = Vec::new();
+        reply.push_text(piece, &mut new);
+        show(new, &mut events)?;
     }
+    let (end, mut new) = (if end == End::Stop { ReplyEnd::Stop } else { ReplyEnd::Length }, Vec::new());
+    let finish = reply.finish(end, &mut new);
+    show(new, &mut events)?;
     writeln!(out, "{}", result(events, &finish))?;
     Ok(())
 }

@@ -9,6 +9,7 @@ use longwave_engine::step::Sampling;
 use serde_json::{Map, Value};
 
 use crate::errors::ApiError;
+use crate::fields::is_known;
 use crate::generation::fresh_number;
 use crate::options::SamplingDefaults;
 
@@ -43,48 +44,6 @@ pub(crate) struct Controls {
     pub(crate) prefix_report: bool,
 }
 
-/// Known to this module or to `longwave-text`.
-const KNOWN: [&str; 38] = [
-    "messages",
-    "model",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "thinking",
-    "reasoning_effort",
-    "reasoning",
-    "chat_template_kwargs",
-    "response_format",
-    "stop",
-    "stream",
-    "stream_options",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "logit_bias",
-    "logprobs",
-    "top_logprobs",
-    "n",
-    "max_tokens",
-    "max_completion_tokens",
-    "min_tokens",
-    "stop_token_ids",
-    "ignore_eos",
-    "priority",
-    "cache_salt",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "prefix_report",
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-];
-
 /// Levels of priority on each side of 0: each is worth some time of waiting, and nobody may buy for ever.
 const MAX_PRIORITY: i64 = 16;
 /// Most stop tokens; far from all there are, so that something is left to choose.
@@ -101,7 +60,7 @@ impl Controls {
         defaults: &SamplingDefaults,
         vocab: u32,
     ) -> Result<Controls, ApiError> {
-        for name in body.keys().filter(|name| !KNOWN.contains(&name.as_str())) {
+        for name in body.keys().filter(|name| !is_known(protocol, name)) {
             tracing::debug!(field = %name.chars().take(64).collect::<String>(), "unknown field ignored");
         }
         let fields = Fields(body);

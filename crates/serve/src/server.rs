@@ -19,7 +19,7 @@ use crate::generation::EngineApi;
 use crate::options::ServerOptions;
 use crate::prefix::PrefixLog;
 use crate::response_store::ResponseStore;
-use crate::{chat, completions, health, messages, models, prefix, responses, responses_kept, tokens};
+use crate::{chat, completions, health, messages, models, openapi, prefix, responses, responses_kept, tokens};
 
 /// Why the server does not run.
 #[derive(Debug, Error)]
@@ -104,6 +104,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/render", post(tokens::render))
+        .route("/openapi.json", get(openapi::serve))
         .route("/health", get(health::health))
         .route("/ready", get(health::health))
         .route("/debug/prefix", get(prefix::debug))
