@@ -14,6 +14,7 @@ use crate::errors::ApiError;
 use crate::generation::Generation;
 use crate::prefix;
 use crate::server::App;
+use crate::turn_record::TurnRecord;
 
 /// What a step added to the answer.
 #[derive(Debug, Default)]
@@ -128,6 +129,8 @@ pub(crate) struct Answer {
     output_tokens: u32,
     /// Log-probabilities of tokens whose text is not out yet.
     held: Vec<Value>,
+    /// The turn, where it is kept for later prompts.
+    pub(crate) turn: Option<TurnRecord>,
 }
 
 impl Answer {
@@ -150,6 +153,7 @@ impl Answer {
             cached_tokens: 0,
             output_tokens: 0,
             held: Vec::new(),
+            turn: None,
         }
     }
 
@@ -168,6 +172,19 @@ impl Answer {
     }
 
     pub(crate) async fn next(&mut self) -> Result<Next, ApiError> {
+        let next = self.read().await?;
+        if let (Some(turn), Next::Part(part) | Next::End(part, _)) = (&mut self.turn, &next) {
+            turn.events(&part.events);
+        }
+        if let Next::End(_, finish) = &next
+            && let Some(turn) = self.turn.take()
+        {
+            turn.keep(&self.app, finish);
+        }
+        Ok(next)
+    }
+
+    async fn read(&mut self) -> Result<Next, ApiError> {
         loop {
             let event =
                 self.generation.next().await.ok_or_else(|| ApiError::stopped("it dropped the running request"))?;
@@ -218,6 +235,9 @@ impl Answer {
         self.output_tokens += 1;
         if self.silent.contains(&token) {
             return;
+        }
+        if let Some(turn) = &mut self.turn {
+            turn.token(token);
         }
         let Some(logprobs) = logprobs else {
             return self.reader.push_token(&self.app.tokenizer, token, &mut part.events);

@@ -19,15 +19,17 @@ use crate::errors::{ApiError, json_object, whole_body};
 use crate::job::{self, Job, fresh_id};
 use crate::message;
 use crate::server::{App, unix_seconds};
+use crate::tenant::Tenant;
 use crate::{chat_stream, sse};
 
 /// The handler.
 pub(crate) async fn complete(
     State(app): State<Arc<App>>,
+    tenant: Tenant,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let body = whole_body(body, app.options.max_body_bytes)?;
-    let (job, head) = job::blocking(&app, move |app| prepare(app, &body)).await?;
+    let (job, head) = job::blocking(&app, move |app| prepare(app, tenant, &body)).await?;
     let mut answers = job::submit(&app, &head.id, job)?;
     job::started(&app, &mut answers, head.stream).await?;
     let head = Arc::new(head);
@@ -54,7 +56,7 @@ pub(crate) struct Head {
 }
 
 /// From bytes to a request for the engine.
-fn prepare(app: &App, body: &[u8]) -> Result<(Job, Head), ApiError> {
+fn prepare(app: &App, tenant: Tenant, body: &[u8]) -> Result<(Job, Head), ApiError> {
     let body = json_object(body)?;
     let model = job::model(app, &body)?;
     let controls = Controls::read(&body, Protocol::Chat, &app.options.sampling, app.engine.limits.vocab)?;
@@ -70,7 +72,7 @@ fn prepare(app: &App, body: &[u8]) -> Result<(Job, Head), ApiError> {
         prefix_report: controls.prefix_report,
         keep_alive: app.options.keep_alive,
     };
-    Ok((job::of_plan(app, plan, controls, "messages")?, head))
+    Ok((job::of_plan(app, tenant, plan, controls, "messages")?, head))
 }
 
 pub(crate) fn finish_reason(finish: &ReplyFinish) -> &'static str {

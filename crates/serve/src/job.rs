@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use longwave_engine::request::Request;
 use longwave_engine::step::ReturnLogits;
-use longwave_text::{ChatPlan, PlainReply, Reply, ReplyOptions};
+use longwave_text::{ChatPlan, PlainReply, Reply, ReplyOptions, ReplyStart};
 use serde_json::{Map, Value};
 
 use crate::answer::{Answer, Reader};
@@ -16,6 +16,8 @@ use crate::errors::ApiError;
 use crate::generation::{Generation, fresh_number};
 use crate::models;
 use crate::server::App;
+use crate::tenant::Tenant;
+use crate::turn_record::TurnRecord;
 
 /// What is submitted.
 pub(crate) struct Job {
@@ -26,6 +28,16 @@ pub(crate) struct Job {
     pub(crate) reply: ReplyOptions,
     /// Read them as plain text instead.
     pub(crate) plain: Option<PlainReply>,
+    /// Keep the turn for later prompts.
+    pub(crate) recording: Option<Recording>,
+}
+
+/// What is needed to keep a turn.
+#[derive(Debug, Clone)]
+pub(crate) struct Recording {
+    pub(crate) tenant: Tenant,
+    /// Tokens of the turn that are part of the prompt.
+    pub(crate) opening: Vec<u32>,
 }
 
 /// Runs `read` on the blocking pool.
@@ -48,10 +60,29 @@ pub(crate) fn model<'a>(app: &'a App, body: &Map<String, Value>) -> Result<&'a s
 }
 
 /// The job of a conversation; `messages` is the field that holds it.
-pub(crate) fn of_plan(app: &App, plan: ChatPlan, controls: Controls, messages: &str) -> Result<Job, ApiError> {
-    let encoded = plan.prompt().encode(&app.tokenizer);
-    let prompt = encoded.map_err(|error| ApiError::field(messages, error))?;
-    of_prompt(app, prompt, plan.default_max_tokens(), plan.reply, controls)
+pub(crate) fn of_plan(
+    app: &App,
+    tenant: Tenant,
+    mut plan: ChatPlan,
+    controls: Controls,
+    messages: &str,
+) -> Result<Job, ApiError> {
+    plan.recall(|calls, content| app.replays.find(tenant, calls, content));
+    let prompt = plan.encode(&app.tokenizer).map_err(|error| ApiError::field(messages, error))?;
+    let opening = opening(app, &plan, &prompt);
+    // Tokens after the end of a turn are not shown, so such a turn cannot come back.
+    let opening = opening.filter(|_| !controls.ignore_eos);
+    let mut job = of_prompt(app, prompt, plan.default_max_tokens(), plan.reply, controls)?;
+    job.recording = opening.map(|opening| Recording { tenant, opening });
+    Ok(job)
+}
+
+/// What the prompt has opened of the model's turn; nothing when it goes on with a turn that the client began.
+fn opening(app: &App, plan: &ChatPlan, prompt: &[u32]) -> Option<Vec<u32>> {
+    let whole = matches!(plan.reply.start, ReplyStart::Reasoning | ReplyStart::Content | ReplyStart::ToolCalls);
+    let marker = app.tokenizer.markers().assistant;
+    let start = prompt.iter().rposition(|&token| token == marker)?;
+    whole.then(|| prompt[start + 1..].to_vec())
 }
 
 /// The job of prompt tokens.
@@ -83,7 +114,7 @@ pub(crate) fn of_prompt(
         salt: controls.salt,
         logits: ReturnLogits::No,
     };
-    Ok(Job { request, answers: controls.answers, reply, plain: None })
+    Ok(Job { request, answers: controls.answers, reply, plain: None, recording: None })
 }
 
 /// Submits a job; `id` is for the log.
@@ -101,7 +132,9 @@ pub(crate) fn submit(app: &Arc<App>, id: &str, job: Job) -> Result<Vec<Answer>, 
             Some(plain) => Reader::Plain(plain.clone()),
             None => Reader::Reply(Reply::new(ReplyOptions { call_seed: fresh_number(), ..job.reply.clone() })),
         };
-        answers.push(Answer::new(app.clone(), id.to_owned(), generation, reader, silent.clone(), prompt_tokens));
+        let mut answer = Answer::new(app.clone(), id.to_owned(), generation, reader, silent.clone(), prompt_tokens);
+        answer.turn = job.recording.clone().map(TurnRecord::new);
+        answers.push(answer);
     }
     Ok(answers)
 }

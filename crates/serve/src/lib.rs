@@ -23,6 +23,7 @@ mod openapi;
 mod options;
 mod prefix;
 mod pump;
+mod replays;
 mod response_items;
 mod response_store;
 mod responses;
@@ -33,6 +34,7 @@ mod server;
 mod sse;
 mod tenant;
 mod tokens;
+mod turn_record;
 
 pub use generation::EngineApi;
 pub use options::{SamplingDefaults, ServerOptions};

@@ -19,6 +19,7 @@ use crate::errors::{AnthropicError, ApiError, json_object, whole_body};
 use crate::job::{self, Job, fresh_id};
 use crate::message::{self, Call, Message};
 use crate::server::App;
+use crate::tenant::Tenant;
 use crate::{messages_stream, sse};
 
 /// What the answer repeats.
@@ -33,10 +34,11 @@ pub(crate) struct Head {
 /// The handler of /v1/messages.
 pub(crate) async fn create(
     State(app): State<Arc<App>>,
+    tenant: Tenant,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, AnthropicError> {
     let body = whole_body(body, app.options.max_body_bytes)?;
-    let (job, head) = job::blocking(&app, move |app| prepare(app, &json_object(&body)?)).await?;
+    let (job, head) = job::blocking(&app, move |app| prepare(app, tenant, &json_object(&body)?)).await?;
     let mut answers = job::submit(&app, &head.id, job)?;
     job::started(&app, &mut answers, head.stream).await?;
     let Some(mut answer) = answers.pop() else { return Err(ApiError::internal("no answer was begun").into()) };
@@ -65,7 +67,7 @@ pub(crate) async fn count_tokens(
     Ok(Json(json!({"input_tokens": count.await?})))
 }
 
-fn prepare(app: &App, body: &Map<String, Value>) -> Result<(Job, Head), ApiError> {
+fn prepare(app: &App, tenant: Tenant, body: &Map<String, Value>) -> Result<(Job, Head), ApiError> {
     let model = job::model(app, body)?;
     let controls = Controls::read(body, Protocol::Messages, &app.options.sampling, app.engine.limits.vocab)?;
     let plan = ChatPlan::from_messages(body, app.options.chat)?;
@@ -76,7 +78,7 @@ fn prepare(app: &App, body: &Map<String, Value>) -> Result<(Job, Head), ApiError
         keep_alive: app.options.keep_alive,
         stream: controls.stream,
     };
-    Ok((job::of_plan(app, plan, controls, "messages")?, head))
+    Ok((job::of_plan(app, tenant, plan, controls, "messages")?, head))
 }
 
 /// Tokens in Anthropic's shape.

@@ -43,6 +43,8 @@ pub struct ServerOptions {
     pub keep_alive: Duration,
     /// Most bytes of responses that are kept for later requests (`store`), in memory.
     pub response_store_bytes: usize,
+    /// Most bytes of the model's turns that are kept to be recognised in later prompts, in memory.
+    pub replay_bytes: usize,
     /// Tokens that end a turn; empty means the tokenizer's end of sentence.
     pub stop_tokens: Vec<u32>,
 }
@@ -58,6 +60,7 @@ impl Default for ServerOptions {
             chat: ChatDefaults::default(),
             keep_alive: Duration::from_secs(15),
             response_store_bytes: 256 << 20,
+            replay_bytes: 64 << 20,
             stop_tokens: Vec::new(),
         }
     }

@@ -92,7 +92,7 @@ fn prepare(app: &App, tenant: Tenant, mut body: Map<String, Value>) -> Result<(J
     let plan = ChatPlan::from_responses(&body, app.options.chat)?;
     let names = plan.tool_names.clone();
     let response = echo(&body, &model, background, store, plan.thinking());
-    let job = job::of_plan(app, plan, controls, "input")?;
+    let job = job::of_plan(app, tenant, plan, controls, "input")?;
     let keep_alive = app.options.keep_alive;
     Ok((job, Head { response, names, seal, keep_alive, store, tenant, input, before, stream, background }))
 }

@@ -18,6 +18,7 @@ use crate::errors::ApiError;
 use crate::generation::EngineApi;
 use crate::options::ServerOptions;
 use crate::prefix::PrefixLog;
+use crate::replays::Replays;
 use crate::response_store::ResponseStore;
 use crate::{chat, completions, health, messages, models, openapi, prefix, responses, responses_kept, tokens};
 
@@ -60,6 +61,8 @@ pub struct App {
     pub(crate) prefixes: PrefixLog,
     /// Responses for later requests.
     pub(crate) responses: ResponseStore,
+    /// Turns of the model for later prompts.
+    pub(crate) replays: Replays,
 }
 
 impl App {
@@ -78,6 +81,7 @@ impl App {
             started_at: unix_seconds(),
             prefixes: PrefixLog::default(),
             responses: ResponseStore::default(),
+            replays: Replays::default(),
         }
     }
 }

@@ -30,16 +30,36 @@ impl Prompt {
 
     /// Token ids of the prompt.
     pub fn encode(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
+        self.encode_with(tokenizer, &[])
+    }
+
+    /// Token ids, where `turns[k]`, if there is one, stands for the text of assistant turn `k` between its marker and its end.
+    pub fn encode_with(&self, tokenizer: &Tokenizer, turns: &[Option<&[u32]>]) -> Result<Vec<u32>, TokenizerError> {
+        let markers = tokenizer.markers();
         let mut ids = Vec::with_capacity(self.text.len() / 4 + self.markers.len());
-        let mut from = 0;
+        let (mut from, mut turns, mut in_turn) = (0, turns.iter(), false);
         for range in &self.markers {
             // An unknown marker stays part of the text around it.
             let Some(id) = tokenizer.added_id(&self.text[range.clone()]) else { continue };
-            ids.extend(tokenizer.encode_text(&self.text[from..range.start])?);
+            if in_turn && id != markers.eos {
+                continue;
+            }
+            if !in_turn {
+                ids.extend(tokenizer.encode_text(&self.text[from..range.start])?);
+            }
             ids.push(id);
             from = range.end;
+            in_turn = false;
+            if id == markers.assistant
+                && let Some(Some(tokens)) = turns.next()
+            {
+                ids.extend_from_slice(tokens);
+                in_turn = true;
+            }
         }
-        ids.extend(tokenizer.encode_text(&self.text[from..])?);
+        if !in_turn {
+            ids.extend(tokenizer.encode_text(&self.text[from..])?);
+        }
         Ok(ids)
     }
 }

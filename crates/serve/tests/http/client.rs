@@ -15,6 +15,18 @@ impl Response {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
     }
 
+    /// Name and data of every event of a stream with named events.
+    pub fn named(&self) -> Vec<(String, Value)> {
+        assert!(self.headers.contains("text/event-stream"), "{}\n{}", self.headers, self.body);
+        let event = |event: &str| {
+            let (name, data) = event.strip_prefix("event: ")?.split_once("\ndata: ")?;
+            let data: Value = serde_json::from_str(data).unwrap();
+            assert_eq!(data["type"], name, "the name is the type");
+            Some((name.to_owned(), data))
+        };
+        self.body.split("\n\n").filter_map(event).collect()
+    }
+
     /// The data of every event; the last must be `[DONE]`, which is left out.
     pub fn events(&self) -> Vec<Value> {
         assert!(self.headers.contains("text/event-stream"), "{}\n{}", self.headers, self.body);
@@ -48,6 +60,10 @@ pub async fn send(port: u16, method: &str, path: &str, body: &[u8]) -> Response 
     let status = headers.split(' ').nth(1).unwrap().parse().unwrap();
     let body = if headers.contains("transfer-encoding: chunked") { dechunk(body) } else { body.to_owned() };
     Response { status, headers, body }
+}
+
+pub async fn post_to(port: u16, path: &str, body: &Value) -> Response {
+    send(port, "POST", path, body.to_string().as_bytes()).await
 }
 
 pub async fn post(port: u16, body: Value) -> Response {

@@ -8,5 +8,10 @@ mod many;
 mod scripted;
 
 mod answers;
+mod completions;
 mod errors;
 mod lifecycle;
+mod messages;
+mod replay;
+mod responses;
+mod tokens;

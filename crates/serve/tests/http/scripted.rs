@@ -89,6 +89,23 @@ impl Server {
         let tokenizer = tokenizer();
         let seen = Arc::new(Seen::default());
         let engine = engine(script, context, tokenizer.vocab_size(), seen.clone());
+        Server::over(engine, tokenizer, seen, change).await
+    }
+
+    /// A server over the engine that `longwave serve --script` has.
+    pub async fn playing(script: &str, change: impl FnOnce(&mut ServerOptions)) -> Server {
+        let tokenizer = tokenizer();
+        let lines = longwave_serve::read_script(script).unwrap();
+        let engine = longwave_serve::scripted(lines, tokenizer.clone(), 16_384);
+        Server::over(engine, tokenizer, Arc::default(), change).await
+    }
+
+    async fn over(
+        engine: EngineApi,
+        tokenizer: Arc<Tokenizer>,
+        seen: Arc<Seen>,
+        change: impl FnOnce(&mut ServerOptions),
+    ) -> Server {
         let mut options =
             ServerOptions { port: 0, served_model_names: vec!["Tiny".into()], ..ServerOptions::default() };
         change(&mut options);

@@ -1,0 +1,62 @@
+//! A turn being written down while it is generated, to be recognised when the client sends it back.
+//! Nothing is kept of a turn that was cut: by the token limit, by a stop text, or because the client left.
+
+use longwave_text::{ReplyEvent, ReplyFinish, Turn, TurnCall};
+
+use crate::job::Recording;
+use crate::server::App;
+use crate::tenant::Tenant;
+
+/// A turn so far.
+pub(crate) struct TurnRecord {
+    tenant: Tenant,
+    turn: Turn,
+    /// The model's own tokens begin here.
+    opening: usize,
+}
+
+impl TurnRecord {
+    pub(crate) fn new(recording: Recording) -> TurnRecord {
+        let opening = recording.opening.len();
+        let turn = Turn {
+            tokens: recording.opening,
+            thinking: false,
+            reasoning: String::new(),
+            content: String::new(),
+            calls: Vec::new(),
+        };
+        TurnRecord { tenant: recording.tenant, turn, opening }
+    }
+
+    pub(crate) fn token(&mut self, token: u32) {
+        self.turn.tokens.push(token);
+    }
+
+    pub(crate) fn events(&mut self, events: &[ReplyEvent]) {
+        for event in events {
+            match event {
+                ReplyEvent::Reasoning(text) => self.turn.reasoning.push_str(text),
+                ReplyEvent::Content(text) => self.turn.content.push_str(text),
+                ReplyEvent::ToolCallStart { id, name, .. } => {
+                    let call = TurnCall { id: id.clone(), name: name.clone(), arguments: String::new() };
+                    self.turn.calls.push(call);
+                }
+                ReplyEvent::ToolCallArguments { delta, .. } => {
+                    if let Some(call) = self.turn.calls.last_mut() {
+                        call.arguments.push_str(delta);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The end of the turn.
+    pub(crate) fn keep(mut self, app: &App, finish: &ReplyFinish) {
+        if !matches!(finish, ReplyFinish::Stop(None) | ReplyFinish::ToolCalls) || self.turn.tokens.len() == self.opening
+        {
+            return;
+        }
+        self.turn.thinking = self.turn.tokens.first() == Some(&app.tokenizer.markers().think);
+        app.replays.keep(self.tenant, self.turn, app.options.replay_bytes);
+    }
+}
