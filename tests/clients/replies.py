@@ -25,6 +25,7 @@ def calls(*blocks):
 
 PARIS = call("get_weather", city="Paris")
 PATCH = "*** Begin Patch\n*** Add File: made.txt\n+hello from codex\n*** End Patch\n"
+CODE = 'const r = await tools.exec_command({cmd: "echo hello from codex > made.txt && cat made.txt"}); text(r.output);'
 SHELL = "echo hello from {} > made.txt && cat made.txt"
 
 REPLIES = [
@@ -71,6 +72,8 @@ REPLIES = [
     # Coding agents: titles and topics first, as they quote the question.
     ("Generate a title", "Short.</think>A file"),
     ("codex: write", "I write.</think>I write it." + calls(call("exec_command", cmd=SHELL.format("codex")))),
+    ("codex: close", "I close.</think>" + calls(call("multi_agent_v1__close_agent", target="nobody"))),
+    ("codex: run code", "I run.</think>" + calls(call("functions__exec", input=CODE))),
     ("codex: patch", "I patch.</think>" + calls(call("apply_patch", input=PATCH))),
     ("claude: write", "I write.</think>" + calls(call("Bash", command=SHELL.format("claude"), description="Write a file"))),
     ("opencode: write", "I write.</think>" + calls(call("bash", command=SHELL.format("opencode"), description="Write"))),
