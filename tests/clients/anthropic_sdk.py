@@ -157,7 +157,7 @@ def errors(c):
     refused("unknown model", anthropic.NotFoundError, "claude-9", model="claude-9")
     refused("no messages", bad, "messages", text=[])
     refused("max_tokens of zero", bad, "max_tokens", max_tokens=0)
-    refused("temperature", bad, "temperature", temperature=3)
+    refused("temperature", bad, "temperature", extra_body={"temperature": 3})
     refused("unknown role", bad, "wizard", text=[{"role": "wizard", "content": "x"}])
     refused("unknown thinking", bad, "thinking", thinking={"type": "maybe"})
     refused("unknown block", bad, "messages", text=[{"role": "user", "content": [{"type": "hologram"}]}])
