@@ -116,13 +116,16 @@ def tools(c):
     failed = {"type": "tool_result", "tool_use_id": call.id, "content": "no such city: agent id", "is_error": True}
     turn = [{"role": "assistant", "content": first.content}, {"role": "user", "content": [failed, {"type": "text", "text": "Go on."}]}]
     c.equal("a failed result with text after it", text_of(create(c, asked + turn, tools=[WEATHER])), "There is no such agent.")
+    none = create(c, "What is the weather in Paris?", tools=[WEATHER], tool_choice={"type": "none"})
+    c.check("tool_choice none", not any(b.type == "tool_use" for b in none.content), none.stop_reason)
+
+
+def forced_tools(c):
     for kind in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
         forced = create(c, "forced at once", tools=[WEATHER], tool_choice=kind, thinking=OFF)
         c.check(f"tool_choice {kind['type']}, no thinking", any(b.type == "tool_use" for b in forced.content), forced.content)
         forced = create(c, "forced weather", tools=[WEATHER], tool_choice=kind, thinking=ON)
         c.check(f"tool_choice {kind['type']}, thinking", any(b.type == "tool_use" for b in forced.content), forced.content)
-    none = create(c, "What is the weather in Paris?", tools=[WEATHER], tool_choice={"type": "none"})
-    c.check("tool_choice none", not any(b.type == "tool_use" for b in none.content), none.stop_reason)
 
 
 def structured(c):
@@ -182,4 +185,4 @@ def models(c):
 
 
 if __name__ == "__main__":
-    main(whole, streamed, tools, structured, counting, errors, models)
+    main(whole, streamed, tools, forced_tools, structured, counting, errors, models)

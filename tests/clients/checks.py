@@ -18,6 +18,8 @@ class Checks:
         self.v1 = self.base_url + "/v1"
         self.model = model
         self.passed = self.failed = 0
+        # One for all checks: some clients keep connections that belong to a loop.
+        self.loop = asyncio.new_event_loop()
 
     def check(self, name, good, detail=""):
         good = bool(good)
@@ -51,7 +53,7 @@ class Checks:
             try:
                 result = body(self)
                 if inspect.isawaitable(result):
-                    asyncio.run(result)
+                    self.loop.run_until_complete(result)
             except Exception as error:  # noqa: BLE001
                 where = traceback.extract_tb(error.__traceback__)
                 mine = [f"{f.filename.rsplit('/', 1)[-1]}:{f.lineno}" for f in where if "site-packages" not in f.filename]

@@ -63,13 +63,25 @@ def both(c):
         total = joined(with_tools.stream("The weather in Rome and Oslo?"))
         c.equal(f"{name}: parallel calls, streamed", [k["args"]["city"] for k in total.tool_calls], ["Rome", "Oslo"])
 
-        person = model.with_structured_output(Person, method="json_schema").invoke("Give a person as JSON")
-        c.equal(f"{name}: structured output by json_schema", person, Person(name="Ada", age=36))
         person = model.with_structured_output(Person, method="json_mode").invoke("Give a person as JSON")
         c.equal(f"{name}: structured output by json_mode", person, Person(name="Ada", age=36))
+        c.raises(f"{name}: error", openai.BadRequestError, lambda: make(c, temperature=9).invoke("x"), "temperature")
+
+
+def forced_tools(c):
+    for name, make in {"ChatOpenAI": open_ai, "ChatDeepSeek": deep_seek}.items():
+        model = make(c)
         person = model.with_structured_output(Person, method="function_calling").invoke("Give a person by tool")
         c.equal(f"{name}: structured output by a forced tool", person, Person(name="Ada", age=36))
-        c.raises(f"{name}: error", openai.BadRequestError, lambda: make(c, temperature=9).invoke("x"), "temperature")
+
+
+def schemas(c):
+    model = open_ai(c)
+    person = model.with_structured_output(Person, method="json_schema").invoke("Give a person as JSON")
+    c.equal("ChatOpenAI: structured output by json_schema", person, Person(name="Ada", age=36))
+    # ChatDeepSeek makes a forced tool of a schema.
+    person = deep_seek(c).with_structured_output(Person, method="json_schema").invoke("Give a person by tool")
+    c.equal("ChatDeepSeek: structured output by json_schema", person, Person(name="Ada", age=36))
 
 
 def reasoning(c):
@@ -100,4 +112,4 @@ async def asynchronous(c):
 
 
 if __name__ == "__main__":
-    main(both, reasoning, responses, asynchronous)
+    main(both, forced_tools, schemas, reasoning, responses, asynchronous)

@@ -102,9 +102,9 @@ def functions(c):
     both = by_type(create(c, "The weather in Rome and Oslo?", tools=[WEATHER]), "function_call")
     c.equal("parallel calls", [json.loads(k.arguments)["city"] for k in both], ["Rome", "Oslo"])
     c.equal("parallel calls: call ids differ", len({k.call_id for k in both}), 2)
-    for name, choice in {"required": "required", "a named function": {"type": "function", "name": "get_weather"}}.items():
-        forced = create(c, "forced weather", tools=[WEATHER], tool_choice=choice)
-        c.check(f"tool_choice {name}", by_type(forced, "function_call"), [item.type for item in forced.output])
+
+
+def custom_tools(c):
     patch = {"type": "custom", "name": "apply_patch", "description": "Changes files."}
     custom = by_type(create(c, "codex: patch", tools=[patch]), "custom_tool_call")
     c.check("custom tool", custom and custom[0].input.startswith("*** Begin Patch\n*** Add File: made.txt\n+hello from codex"), custom)
@@ -112,6 +112,12 @@ def functions(c):
         items = [{"role": "user", "content": "codex: patch"}, custom[0].model_dump(exclude_none=True)]
         items.append({"type": "custom_tool_call_output", "call_id": custom[0].call_id, "output": "A made.txt"})
         c.equal("custom tool: answer", create(c, items, tools=[patch]).output_text, "The patch is applied.")
+
+
+def forced_tools(c):
+    for name, choice in {"required": "required", "a named function": {"type": "function", "name": "get_weather"}}.items():
+        forced = create(c, "forced weather", tools=[WEATHER], tool_choice=choice)
+        c.check(f"tool_choice {name}", by_type(forced, "function_call"), [item.type for item in forced.output])
 
 
 def structured(c):
@@ -183,4 +189,4 @@ def errors(c):
 
 
 if __name__ == "__main__":
-    main(whole, streamed, functions, structured, stored, background, errors)
+    main(whole, streamed, functions, custom_tools, forced_tools, structured, stored, background, errors)

@@ -56,6 +56,9 @@ async function tools() {
   const cities = final.choices[0].message.tool_calls.map((call) => JSON.parse(call.function.arguments).city);
   equal("parallel calls, streamed", cities, ["Rome", "Oslo"]);
   equal("parallel calls, streamed: finish", final.choices[0].finish_reason, "tool_calls");
+}
+
+async function forcedTools() {
   const forced = await ask("forced weather", { tools: [weather], tool_choice: "required" });
   equal("tool_choice required", forced.choices[0].message.tool_calls?.[0]?.function.name, "get_weather");
 }
@@ -105,4 +108,4 @@ async function errors() {
   equal("after an abort", (await ask("What is the capital of Norway?")).choices[0].finish_reason, "stop");
 }
 
-await main(answers, tools, structured, errors, responses);
+await main(answers, tools, forcedTools, structured, errors, responses);
