@@ -22,7 +22,7 @@ import replies
 HERE = pathlib.Path(__file__).resolve().parent
 NAMES = ["deepseek-v4-flash", "gpt-5.5", "gpt-6-sol", "claude-sonnet-4-5"]
 GROUPS = {
-    "sdk": ["openai_sdk.py", "openai_responses.py", "anthropic_sdk.py"],
+    "sdk": ["openai_sdk.py", "openai_responses.py", "anthropic_sdk.py", "prefix_identity.py"],
     "frameworks": ["langchain_models.py", "agent_sdks.py"],
     "node": ["node/openai.mjs", "node/anthropic.mjs", "node/ai_sdk.mjs"],
     "bfcl": ["bfcl.py"],
