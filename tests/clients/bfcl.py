@@ -159,7 +159,7 @@ def output_text(calls):
 
 def difference(calls, result):
     """Why `result` is not `calls`, or None."""
-    message = result.get("message", result)
+    message = result["message"]
     if result.get("finish_reason") != "tool_calls":
         return f"finish_reason {result.get('finish_reason')!r}"
     if message.get("content") or message.get("reasoning_content") != THOUGHT:
