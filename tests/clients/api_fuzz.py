@@ -13,6 +13,7 @@ import sys
 import tempfile
 import urllib.request
 
+FIXTURES = pathlib.Path(__file__).resolve().parent.parent.parent / "testdata/clients"
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 
 
@@ -27,6 +28,17 @@ def narrow(node, model):
     elif isinstance(node, list):
         for value in node:
             narrow(value, model)
+
+
+def add_examples(document, model):
+    """Requests of real clients, so that not only refusals are seen."""
+    for client in ("codex", "claude_code", "opencode"):
+        for request in json.loads((FIXTURES / f"{client}.json").read_text())["requests"]:
+            body = document["paths"][request["path"].split("?")[0]]["post"]["requestBody"]["content"]["application/json"]
+            for stream in (False, True):
+                name = f"{client}: {request['name']}{', streamed' if stream else ''}"
+                value = request["body"] | {"model": model, "stream": stream}
+                body.setdefault("examples", {})[name] = {"value": value}
 
 
 def get(url):
@@ -52,13 +64,14 @@ def main():
             if isinstance(operation, dict):
                 narrow(operation.get("requestBody", {}), args.model)
     narrow({name: s for name, s in document.get("components", {}).get("schemas", {}).items() if "Request" in name}, args.model)
+    add_examples(document, args.model)
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "openapi.json")
         file.write_text(json.dumps(document))
         program = pathlib.Path(sys.executable).parent / "schemathesis"
         command = [program, "run", file, "--url", base, "--checks", CHECKS, "--phases", "examples,coverage,fuzzing"]
         command += ["--max-examples", str(args.examples), "--request-timeout", str(args.timeout), "--workers", "2"]
-        command += ["--generation-deterministic", "--generation-database", "none", "--continue-on-failure", "--no-color"]
+        command += ["--generation-deterministic", "--continue-on-failure", "--no-color"]
         command += ["--suppress-health-check", "all", "--warnings", "off"]
         if args.path:
             command += ["--include-path-regex", args.path]
