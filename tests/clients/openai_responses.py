@@ -170,7 +170,6 @@ def errors(c):
             c.check(f"error: {name}: param {param}", str(body.get("param")).startswith(param) and body.get("message"), body)
 
     refused("no input", "input", text=[])
-    refused("unknown item", "input", text=[{"type": "hologram"}])
     refused("temperature", "temperature", temperature=3)
     refused("unknown effort", "reasoning", reasoning={"effort": "enormous"})
     refused("tool without a name", "tools", tools=[{"type": "function", "parameters": {}}])

@@ -50,7 +50,14 @@ impl ChatPlan {
             "tool_choice": choice,
         });
         let request = typed(request)?;
-        let refusal = |error: ConversionError| ids.original(from_vendor(error));
+        let refusal = |error: ConversionError| {
+            let mut error = ids.original(from_vendor(error));
+            // Its texts about calls in the history would be taken for texts about tools.
+            if ["tool output", "call_id", "Input items"].iter().any(|word| error.message.contains(word)) {
+                error.param = Some("input".to_owned());
+            }
+            error
+        };
         let mut converted = request.convert(ConversionOptions::new()).map_err(refusal)?;
         if json_object {
             converted.conversation.response_format = ResponseFormat::JsonObject;

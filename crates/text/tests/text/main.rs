@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod prompts;
+mod protocols;
 mod replies;
 
 use std::path::Path;
