@@ -4,6 +4,7 @@
 //! program that users run.
 
 pub mod cuda_toolkit;
+pub mod fuzz;
 pub mod golden;
 mod process;
 pub mod test;

@@ -10,6 +10,7 @@ cargo xtask NAME
   test [--no-client]   everything that must pass before a commit: format, lints, a real client, all tests
   tidy                 the rules of the source tree (also part of the tests)
   cuda-toolkit         nvcc from PyPI into target/cuda; then a build compiles the GPU kernels
+  fuzz TARGET [SECONDS]  the stream parser (reply) or request bodies (requests), with coverage feedback
   golden [ARGS]        vectors from transformers, compared with testdata/golden (tools/golden/README.md)
 ";
 
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
         "test" => xtask::test::run(rest),
         "tidy" => xtask::tidy::run(),
         "cuda-toolkit" => xtask::cuda_toolkit::run(),
+        "fuzz" => xtask::fuzz::run(rest),
         "golden" => xtask::golden::run(rest),
         "help" | "--help" | "-h" => {
             print!("{HELP}");
