@@ -47,7 +47,8 @@ pub(crate) struct Head {
     pub(crate) id: String,
     pub(crate) created: u64,
     pub(crate) model: String,
-    thinking: bool,
+    /// Give the thought out.
+    pub(crate) reasoning: bool,
     logprobs: bool,
     stream: bool,
     pub(crate) include_usage: bool,
@@ -65,7 +66,7 @@ fn prepare(app: &App, tenant: Tenant, body: &[u8]) -> Result<(Job, Head), ApiErr
         id: fresh_id("chatcmpl-"),
         created: unix_seconds(),
         model: model.to_owned(),
-        thinking: plan.thinking(),
+        reasoning: plan.thinking() && controls.include_reasoning,
         logprobs: controls.sampling.top_logprobs.is_some(),
         stream: controls.stream,
         include_usage: controls.include_usage,
@@ -102,7 +103,7 @@ async fn whole(head: &Head, mut answers: Vec<Answer>) -> Result<Response, ApiErr
             Value::Null
         };
         choices.push(json!({
-            "index": index, "message": message.chat_json(head.thinking), "logprobs": logprobs,
+            "index": index, "message": message.chat_json(head.reasoning), "logprobs": logprobs,
             "finish_reason": finish_reason(&finish), "stop_reason": stop_reason(&finish),
         }));
         if index == 0 { usage = answer.usage() } else { usage.add(answer.usage()) }

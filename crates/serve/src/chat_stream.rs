@@ -131,6 +131,7 @@ impl Chunks {
                 self.chunk(json!({"tool_calls": [call]}), Value::Null, Value::Null)
             }
         };
-        events.into_iter().map(delta).collect()
+        let shown = |event: &ReplyEvent| self.head.reasoning || !matches!(event, ReplyEvent::Reasoning(_));
+        events.into_iter().filter(shown).map(delta).collect()
     }
 }

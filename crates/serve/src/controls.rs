@@ -42,6 +42,7 @@ pub(crate) struct Controls {
     /// Answers to one prompt, at least one.
     pub(crate) answers: u32,
     pub(crate) prefix_report: bool,
+    pub(crate) include_reasoning: bool,
 }
 
 /// Levels of priority on each side of 0: each is worth some time of waiting, and nobody may buy for ever.
@@ -126,6 +127,7 @@ impl Controls {
             include_usage,
             answers: n as u32,
             prefix_report: fields.flag("prefix_report")?.unwrap_or(false),
+            include_reasoning: fields.flag("include_reasoning")?.unwrap_or(true),
         })
     }
 }

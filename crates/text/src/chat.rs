@@ -81,6 +81,12 @@ fn messages(body: &Map<String, Value>) -> Result<Vec<vendor::ChatCompletionReque
     if list.is_empty() {
         return Err(ChatError::field("messages", "empty; at least one message is needed"));
     }
+    // vLLM's way to say what the vendor's `prefix` says.
+    let continues: Option<bool> = optional(body, "continue_final_message")?;
+    let continues = continues == Some(true);
+    if continues && list.last().is_some_and(|message| message["role"] != "assistant") {
+        return Err(ChatError::field("continue_final_message", "the last message is no assistant message"));
+    }
     list.iter()
         .enumerate()
         .map(|(index, message)| {
@@ -91,7 +97,11 @@ fn messages(body: &Map<String, Value>) -> Result<Vec<vendor::ChatCompletionReque
                 Some(_) => return Err(ChatError::field(format!("{}.role", param()), "expected a string")),
                 None => return Err(ChatError::field(format!("{}.role", param()), "required")),
             }
-            read(&Value::Object(in_vendor_form(message)), param)
+            let mut message = in_vendor_form(message);
+            if continues && index + 1 == list.len() {
+                message.insert("prefix".into(), true.into());
+            }
+            read(&Value::Object(message), param)
         })
         .collect()
 }

@@ -264,3 +264,13 @@ async fn models_are_listed_and_names_are_forgiving() {
         assert_eq!(post(server.port, ask(json!({"model": name}))).await.status, 200, "{name}");
     }
 }
+
+#[tokio::test]
+async fn include_reasoning_false_leaves_the_thought_out() {
+    let server = Server::start(Script::text("a thought</think>answer")).await;
+    let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "include_reasoning": false});
+    let message = post(server.port, body.clone()).await.json()["choices"][0]["message"].clone();
+    assert_eq!(message, json!({"role": "assistant", "content": "answer"}));
+    body["stream"] = true.into();
+    assert!(!post(server.port, body).await.body.contains("thought"));
+}

@@ -150,3 +150,17 @@ async fn tokens_are_counted_as_they_would_be_prefilled() {
     post_to(server.port, "/v1/messages", &body()).await;
     assert_eq!(counted, json!({"input_tokens": server.last_request().prompt.len()}));
 }
+
+#[tokio::test]
+async fn p30_the_end_of_the_turn_is_never_text() {
+    // By its token, which ends the turn, and spelled after it in a script that goes on.
+    for output in ["thought</think>answer<｜end▁of▁sentence｜>", "thought</think>answer<｜end▁of▁sentence｜> and more"]
+    {
+        let server = Server::playing(&json!({"reply": output}).to_string(), |_| {}).await;
+        let mut body = body();
+        let answer = post_to(server.port, "/v1/messages", &body).await.json();
+        assert_eq!(answer["content"][1]["text"], "answer");
+        body["stream"] = true.into();
+        assert!(!post_to(server.port, "/v1/messages", &body).await.body.contains("end▁of▁sentence"));
+    }
+}

@@ -233,3 +233,24 @@ fn allowed_tools_leave_the_others_out() {
     body["tool_choice"]["tools"][0]["name"] = "h".into();
     assert_eq!(refusal("responses", &body).param.as_deref(), Some("tool_choice.tools"));
 }
+
+#[test]
+fn a_final_message_is_continued_in_both_spellings() {
+    let body = |field: &str| {
+        let mut last = json!({"role": "assistant", "content": "Once upon"});
+        if field == "prefix" {
+            last["prefix"] = true.into();
+        }
+        let mut body = json!({"messages": [{"role": "user", "content": "x"}, last], "thinking": {"type": "disabled"}});
+        if field != "prefix" {
+            body[field] = true.into();
+        }
+        body
+    };
+    let plan = read("chat", &body("continue_final_message")).unwrap();
+    assert_eq!(plan.reply.start, ReplyStart::ContentContinuation);
+    assert!(plan.prompt().text.ends_with("</think>Once upon"), "{}", plan.prompt().text);
+    assert_eq!(plan.prompt(), read("chat", &body("prefix")).unwrap().prompt());
+    let wrong = json!({"messages": [{"role": "user", "content": "x"}], "continue_final_message": true});
+    assert_eq!(refusal("chat", &wrong).param.as_deref(), Some("continue_final_message"));
+}
