@@ -1,4 +1,5 @@
 //! Any body on every route that takes one. The first byte chooses the route. No panic, and never a 500.
+//! The server is the real one, over an engine that plays a script.
 #![no_main]
 
 use std::sync::{Arc, LazyLock};

@@ -1,4 +1,5 @@
 //! Plain answers as server-sent events, those to several prompts side by side under their indices.
+//! A failure ends the stream with an error event; a client that goes away cancels what still runs.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
 //! A whole answer, put together from its parts.
+//! Used where an answer is not streamed; assumes that the parts come in order.
 
 use longwave_text::{ReplyEvent, ReplyFinish};
 use serde_json::{Value, json};

@@ -1,4 +1,5 @@
 //! Typed access to the fields of a request body. Null counts as absent; a wrong type is an error that names the field.
+//! For the fields that shape a prompt; what a value means is the readers' business.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
