@@ -112,6 +112,7 @@ pub(crate) fn of_prompt(
         sampling: controls.sampling,
         priority: controls.priority,
         salt: controls.salt,
+        constraint: None,
         logits: ReturnLogits::No,
     };
     Ok(Job { request, answers: controls.answers, reply, plain: None, recording: None })
