@@ -163,7 +163,7 @@ impl Answer {
             None => Err(ApiError::stopped("it dropped the request")),
             Some(Event::Finished { reason, .. }) => match reason.clone() {
                 FinishReason::Refused(refusal) => Err(refusal.into()),
-                FinishReason::Constraint(why) => Err(ApiError::field("response_format", why)),
+                FinishReason::Constraint(why) => Err(ApiError::grammar(&why)),
                 FinishReason::Failed(reason) => Err(ApiError::internal(reason)),
                 FinishReason::Stalled { seconds } => Err(ApiError::stalled(seconds)),
                 _ => Ok(()),
@@ -218,7 +218,7 @@ impl Answer {
                         FinishReason::Length => ReplyEnd::Length,
                         FinishReason::Cancelled => return Err(ApiError::cancelled()),
                         FinishReason::Refused(refusal) => return Err(refusal.into()),
-                        FinishReason::Constraint(why) => return Err(ApiError::field("response_format", why)),
+                        FinishReason::Constraint(why) => return Err(ApiError::grammar(&why)),
                         FinishReason::Failed(reason) => return Err(ApiError::internal(reason)),
                         FinishReason::Stalled { seconds } => return Err(ApiError::stalled(seconds)),
                     };

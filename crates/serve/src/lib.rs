@@ -12,6 +12,7 @@ mod completions_stream;
 mod controls;
 mod errors;
 mod fields;
+mod follow;
 mod generation;
 mod health;
 mod job;
