@@ -6,7 +6,7 @@
 use std::sync::{Arc, OnceLock};
 
 use longwave_engine::constraint::{Constraint, ConstraintSource};
-use longwave_text::{AnswerRules, GrammarState, Grammars, Tokenizer};
+use longwave_text::{AnswerRules, Grammar, GrammarState, Grammars, Tokenizer};
 
 use crate::errors::ApiError;
 
@@ -28,8 +28,13 @@ impl Follow {
         }
         let grammars = self.grammars.get_or_init(|| Grammars::new(self.tokenizer.clone()));
         let grammar = grammars.compile(rules)?;
-        Ok(grammar.map(|grammar| ConstraintSource::new(move || Box::new(State(grammar.start())))))
+        Ok(grammar.map(followed))
     }
+}
+
+/// A compiled grammar as a constraint for the engine.
+pub fn followed(grammar: Arc<Grammar>) -> ConstraintSource {
+    ConstraintSource::new(move || Box::new(State(grammar.start())))
 }
 
 struct State(GrammarState);

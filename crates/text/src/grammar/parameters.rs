@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::schema::written_our_way;
+use super::schema::{DATA, written_our_way};
 
 /// References that are followed inside each other.
 const MAX_DEPTH: usize = 16;
@@ -198,11 +198,8 @@ fn rebase(schema: &mut Value) {
             {
                 *target = format!("#/$defs/tool{at}");
             }
-            // Data, not schemas.
-            fields
-                .iter_mut()
-                .filter(|(name, _)| !["enum", "const", "default", "examples"].contains(&name.as_str()))
-                .for_each(|(_, value)| rebase(value));
+            let schemas = fields.iter_mut().filter(|(name, _)| !DATA.contains(&name.as_str()));
+            schemas.for_each(|(_, value)| rebase(value));
         }
         Value::Array(items) => items.iter_mut().for_each(rebase),
         _ => {}

@@ -11,8 +11,10 @@ const WHITESPACE: &str = r"[ ]|\r?\n[ \t]{0,64}";
 /// The schema with our way of writing JSON. `lenient` leaves out what the library cannot hold the model to, where
 /// otherwise it is an error.
 pub(super) fn written_our_way(schema: &Value, lenient: bool) -> Value {
+    let mut schema = schema.clone();
+    forget_unknown_formats(&mut schema);
     let mut schema = match schema {
-        Value::Object(fields) => fields.clone(),
+        Value::Object(fields) => fields,
         Value::Bool(false) => Map::from_iter([("enum".to_owned(), json!([]))]),
         _ => Map::new(),
     };
@@ -28,6 +30,28 @@ pub(super) fn written_our_way(schema: &Value, lenient: bool) -> Value {
     );
     Value::Object(schema)
 }
+
+/// Formats that a text is held to.
+const FORMATS: [&str; 10] =
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+
+/// Other formats (`int32`, `password`, `uri-reference`, ...) only describe, as the specification has it.
+fn forget_unknown_formats(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            if fields.get("format").and_then(Value::as_str).is_some_and(|format| !FORMATS.contains(&format)) {
+                fields.remove("format");
+            }
+            let schemas = fields.iter_mut().filter(|(name, _)| !DATA.contains(&name.as_str()));
+            schemas.for_each(|(_, value)| forget_unknown_formats(value));
+        }
+        Value::Array(items) => items.iter_mut().for_each(forget_unknown_formats),
+        _ => {}
+    }
+}
+
+/// Keywords whose values are data, not schemas.
+pub(super) const DATA: [&str; 4] = ["enum", "const", "default", "examples"];
 
 /// What is wrong with a schema, from the library's error.
 pub(super) fn complaint(error: &str) -> String {

@@ -7,7 +7,7 @@ use longwave_text::{AnswerRules, ChatDefaults, ChatPlan, Grammars, Tokenizer};
 use serde_json::{Map, Value, json};
 
 static TOKENIZER: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| Arc::new(crate::tiny()));
-static GRAMMARS: LazyLock<Grammars> = LazyLock::new(|| Grammars::new(TOKENIZER.clone()));
+pub static GRAMMARS: LazyLock<Grammars> = LazyLock::new(|| Grammars::new(TOKENIZER.clone()));
 
 /// Token ids of a text; the added tokens among it by id.
 pub fn tokens(text: &str) -> Vec<u32> {
@@ -36,7 +36,7 @@ fn allows(mask: &Option<Vec<u32>>, token: u32) -> bool {
 }
 
 /// How far an answer is allowed: `Ok` whether it may end there, `Err` what came before the first token that is not.
-fn follow(rules: &AnswerRules, text: &str) -> Result<bool, String> {
+pub fn follow(rules: &AnswerRules, text: &str) -> Result<bool, String> {
     let mut state = GRAMMARS.compile(rules).unwrap().expect("something is asked").start();
     let tokens = tokens(text);
     for (i, &token) in tokens.iter().enumerate() {

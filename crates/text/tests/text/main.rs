@@ -10,6 +10,7 @@ mod grammars;
 mod prompts;
 mod protocols;
 mod replies;
+mod schemas;
 
 use std::path::Path;
 
