@@ -50,7 +50,7 @@ enum Kind {
 }
 
 fn bodies() -> Vec<(Value, Kind)> {
-    let questions = ["What is the capital of Norway?", "Hello, who are you?", "What is the opposite of day?"];
+    let questions = ["What is the capital of Norway?", "Hello, who are you?"];
     let mut bodies = Vec::new();
     for question in questions {
         for thinking in [true, false] {
