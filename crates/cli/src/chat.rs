@@ -125,6 +125,7 @@ fn answer(model: &Loaded, args: &Args, messages: &[Value]) -> Result<Value> {
         sampling,
         priority: 0,
         salt: 0,
+        constraint: None,
         logits: ReturnLogits::No,
     };
     let (sender, events) = mpsc::channel();
@@ -159,12 +160,12 @@ fn answer(model: &Loaded, args: &Args, messages: &[Value]) -> Result<Value> {
                 println!();
                 match reason {
                     FinishReason::Refused(why) => return Err(why.into()),
-                    FinishReason::Failed(why) => return Err(anyhow!(why)),
+                    FinishReason::Failed(why) | FinishReason::Constraint(why) => return Err(anyhow!(why)),
                     FinishReason::Stalled { seconds } => {
                         return Err(anyhow!("the engine made no step for {seconds} s"));
                     }
                     FinishReason::Cancelled => eprintln!("(stopped)"),
-                    FinishReason::Stop(_) | FinishReason::Length => {}
+                    FinishReason::Stop(_) | FinishReason::Complete | FinishReason::Length => {}
                 }
                 if args.stats {
                     let ttft = first_token.map_or(started.elapsed(), |t| t - started);

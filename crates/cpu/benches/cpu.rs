@@ -103,6 +103,7 @@ fn drafts(name: &str, drafts: u32) -> (f64, String) {
             sampling: Sampling { temperature, seed, ..Sampling::default() },
             priority: 0,
             salt: 0,
+            constraint: None,
             logits: ReturnLogits::No,
         };
         engine.submit(request, Box::new(|_: Event| ())).expect("an empty queue");
@@ -160,6 +161,7 @@ impl Rig {
             writes: 0..step.writes.len() as u32,
             history: None,
             sample: Some(Sampling::default()),
+            masks: 0..0,
             want_drafts: 0,
             logits: ReturnLogits::No,
             replay: None,
@@ -185,6 +187,7 @@ fn behind_lost_windows(context: u32, replay: bool) -> (f64, u64) {
             sampling: Sampling::default(),
             priority: 0,
             salt: 0,
+            constraint: None,
             logits: ReturnLogits::No,
         };
         let start = Instant::now();

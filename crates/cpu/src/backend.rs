@@ -5,7 +5,9 @@
 //! open when the checkpoint has no module that makes them.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
+use longwave_engine::constraint::{allows, mask_words};
 use longwave_engine::step::{
     Backend, BackendError, BlockCopy, BlockId, LAST_SAMPLED, Limits, ReturnLogits, SeqResult, SeqStep, Step,
     StepResult, Ticket, Token,
@@ -148,6 +150,10 @@ impl CpuBackend {
             let most = self.limits.drafts;
             return Err(format!("seat {} wants {} drafts, the limit is {most}", seq.seat.0, seq.want_drafts));
         }
+        let masks = (1 + seq.drafts as usize) * mask_words(self.limits.vocab);
+        if !seq.masks.is_empty() && (seq.masks.len() != masks || step.masks.get(to_range(&seq.masks)).is_none()) {
+            return Err(format!("seat {}: {} words of masks, not {masks}", seq.seat.0, seq.masks.len()));
+        }
         if seq.replay.is_some() && (seq.sample.is_some() || seq.want_drafts > 0 || seq.logits != ReturnLogits::No) {
             return Err(format!("seat {}: a replay gives no tokens, drafts or logits", seq.seat.0));
         }
@@ -231,7 +237,7 @@ impl CpuBackend {
                 seen.add(&own_tokens[..own_tokens.len() - s.drafts as usize], s.start, how.answer_from);
                 counts = Some(seen);
             }
-            let mut out = sampled(s, own_tokens, own, vocab, counts);
+            let mut out = sampled(step, s, own_tokens, own, vocab, counts);
             if let Some(&t) = out.tokens.last() {
                 self.last_sampled[s.seat.0 as usize] = t;
             }
@@ -254,6 +260,10 @@ impl CpuBackend {
     }
 }
 
+fn to_range(range: &Range<u32>) -> Range<usize> {
+    range.start as usize..range.end as usize
+}
+
 /// What the drafter needs to know of a sequence whose drafts were verified; `tokens` are those of the batch.
 fn turn<'a>(s: &'a SeqStep, rows: Rows<'a>, tokens: &'a [Token], out: &SeqResult) -> Turn<'a> {
     let accepted = out.tokens.len().saturating_sub(1) as u32;
@@ -270,7 +280,14 @@ fn turn<'a>(s: &'a SeqStep, rows: Rows<'a>, tokens: &'a [Token], out: &SeqResult
 
 /// Accepts drafts as long as they are what would have been chosen, then adds one token; `logits` end with the rows of
 /// the last `1 + drafts` positions. Accepted drafts are added to `counts`.
-fn sampled(s: &SeqStep, tokens: &[Token], logits: &[f32], vocab: usize, mut counts: Option<&mut Counts>) -> SeqResult {
+fn sampled(
+    step: &Step,
+    s: &SeqStep,
+    tokens: &[Token],
+    logits: &[f32],
+    vocab: usize,
+    mut counts: Option<&mut Counts>,
+) -> SeqResult {
     let mut out = SeqResult::default();
     let Some(how) = &s.sample else { return out };
     let drafts = s.drafts as usize;
@@ -284,8 +301,9 @@ fn sampled(s: &SeqStep, tokens: &[Token], logits: &[f32], vocab: usize, mut coun
             let what = format!("the logit of token {bad} at position {position} is {}", row[bad]);
             return SeqResult { failed: Some(what), ..SeqResult::default() };
         }
-        let token = sample::sample(row, how, position, counts.as_deref());
-        if position < how.forbidden_before && how.forbidden.contains(&token) {
+        let mask = step.mask_of(s, i as u32);
+        let token = sample::sample(row, how, position, counts.as_deref(), mask);
+        if position < how.forbidden_before && how.forbidden.contains(&token) || !allows(mask, token) {
             // Chosen only when nothing else is left.
             let what = format!("every token is forbidden at position {position}");
             return SeqResult { failed: Some(what), ..SeqResult::default() };

@@ -163,7 +163,7 @@ impl Drafter {
             for (at, (&i, logits)) in order.iter().zip(logits.chunks(model.config.vocab_size)).enumerate() {
                 ahead[at].extend_from_slice(&keys[at * 512..(at + 1) * 512]);
                 let how = turns[i].sampled.expect("only sampled sequences are drafted").1;
-                drafts[i].push(sample::sample(logits, how, turns[i].committed + 1 + round as u32, None));
+                drafts[i].push(sample::sample(logits, how, turns[i].committed + 1 + round as u32, None, None));
             }
         }
         drafts

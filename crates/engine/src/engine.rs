@@ -11,6 +11,7 @@ use longwave_model::CacheLayout;
 use longwave_model::geometry::{Bucket, MAX_DRAFTS};
 
 use crate::admission::Admission;
+use crate::constraint::{allows, mask_words};
 use crate::pool::{PoolCount, Pools, Units};
 use crate::prefix::{PrefixCache, PrefixOptions};
 use crate::report::PrefixStatus;
@@ -305,10 +306,12 @@ impl<B: Backend> Engine<B> {
             self.stop(&error.to_string());
             return true;
         }
+        let ended = self.constrain();
         if !self.plan() {
             self.assert_integrity();
             self.tiers.store(&mut self.prefix, &mut self.backend);
-            return self.stopped.is_none() && self.tiers.wait();
+            // A seat that just became free is for those that wait.
+            return self.stopped.is_none() && (ended || self.tiers.wait());
         }
         match self.compute() {
             Ok(result) => self.commit(result),
@@ -322,8 +325,25 @@ impl<B: Backend> Engine<B> {
         true
     }
 
+    /// Computes the masks of constrained sequences that chose their last token, and cuts their drafts. One whose
+    /// constraint gives up ends here: `true` when there was one. The cost is that of the grammar, per sequence and draft;
+    /// it delays the whole step.
+    fn constrain(&mut self) -> bool {
+        let (words, mut ended) = (mask_words(self.limits.vocab), false);
+        for seat in 0..self.seats.len() {
+            let Some(sequence) = &mut self.seats[seat] else { continue };
+            let Some(constraint) = &mut sequence.constraint else { continue };
+            if let Err(why) = constraint.prepare(&mut sequence.drafts, words) {
+                self.finish(Seat(seat as u32), FinishReason::Constraint(why));
+                ended = true;
+            }
+        }
+        ended
+    }
+
     /// Plans the next step, with the blocks that it stores to; `false` when nothing runs.
     fn plan(&mut self) -> bool {
+        let words = mask_words(self.limits.vocab);
         let grants = self.scheduler.plan(&self.seats);
         if grants.is_empty() {
             return false;
@@ -338,7 +358,7 @@ impl<B: Backend> Engine<B> {
             let span = sequence.span(grant);
             self.prefix.make_room(&mut self.pools, sequence.blocks.missing(&self.layout, span));
             sequence.blocks.extend(&self.layout, &mut self.pools, span);
-            add_to_step(step, sequence, grant, self.options.drafts);
+            add_to_step(step, sequence, grant, self.options.drafts, words);
         }
         true
     }
@@ -394,7 +414,8 @@ impl<B: Backend> Engine<B> {
                 grants.len()
             ));
         }
-        for (grant, result) in grants.iter().zip(&result.seqs).filter(|(_, result)| result.failed.is_none()) {
+        let seqs = grants.iter().zip(&self.step.seqs).zip(&result.seqs);
+        for ((grant, step), result) in seqs.filter(|(_, result)| result.failed.is_none()) {
             let sequence = self.seats[grant.seat.0 as usize].as_ref().expect("a step's sequences keep their seats");
             let (seat, new) = (grant.seat.0, &result.tokens);
             let expected = if sequence.samples(grant) { 1..=1 + grant.drafts as usize } else { 0..=0 };
@@ -406,6 +427,10 @@ impl<B: Backend> Engine<B> {
             }
             if let Some(token) = new.iter().chain(&result.drafts).find(|&&t| t >= self.limits.vocab) {
                 return Err(format!("seat {seat} got token {token}, the vocabulary has {}", self.limits.vocab));
+            }
+            let allowed = |(row, &token): (u32, &u32)| allows(self.step.mask_of(step, row), token);
+            if !(0..).zip(new).all(allowed) {
+                return Err(format!("seat {seat} got {new:?}, which its masks do not allow"));
             }
             if result.drafts.len() > self.options.drafts as usize {
                 return Err(format!("seat {seat} got {} drafts", result.drafts.len()));
@@ -552,7 +577,7 @@ impl<B: Backend> Engine<B> {
 }
 
 /// Appends one sequence to a step.
-fn add_to_step(step: &mut Step, sequence: &mut Sequence, grant: &Grant, drafts: u32) {
+fn add_to_step(step: &mut Step, sequence: &mut Sequence, grant: &Grant, drafts: u32, mask_words: usize) {
     let (tokens, writes) = (step.tokens.len() as u32, step.writes.len() as u32);
     let start = sequence.committed as usize;
     step.tokens.extend_from_slice(&sequence.tokens[start..start + grant.tokens as usize]);
@@ -566,6 +591,10 @@ fn add_to_step(step: &mut Step, sequence: &mut Sequence, grant: &Grant, drafts: 
         step.history.extend_from_slice(&sequence.tokens[..start]);
         from..step.history.len() as u32
     });
+    let masks = step.masks.len() as u32;
+    if let Some(constraint) = sequence.constraint.as_ref().filter(|_| samples) {
+        step.masks.extend_from_slice(constraint.masks(1 + grant.drafts, mask_words));
+    }
     let replay = sequence.reuse.replaying(sequence.committed);
     step.seqs.push(SeqStep {
         seat: grant.seat,
@@ -576,6 +605,7 @@ fn add_to_step(step: &mut Step, sequence: &mut Sequence, grant: &Grant, drafts: 
         writes: writes..step.writes.len() as u32,
         history,
         sample: samples.then(|| sequence.sampling.clone()),
+        masks: masks..step.masks.len() as u32,
         // This step gives at least one token, and the last token needs no draft.
         want_drafts: if samples { drafts.min(sequence.outputs_left().saturating_sub(2)) } else { 0 },
         logits: if replay.is_some() { ReturnLogits::No } else { sequence.logits },

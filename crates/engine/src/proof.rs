@@ -90,6 +90,7 @@ pub fn workload(seed: u64, count: usize, longest: usize, outputs: u32, first: To
                 },
                 priority: r.below(3) as i32 - 1,
                 salt: 0,
+                constraint: None,
                 logits: ReturnLogits::Sampled,
             }
         })
@@ -145,7 +146,7 @@ fn take(answer: &mut Answer, event: Event) {
         Event::Tokens { tokens, .. } => answer.tokens.extend(tokens),
         Event::Logits { logits, .. } => answer.logits.extend(logits),
         Event::Finished { reason, .. } => match reason {
-            FinishReason::Stop(_) | FinishReason::Length => {}
+            FinishReason::Stop(_) | FinishReason::Complete | FinishReason::Length => {}
             other => answer.failure = Some(format!("{other:?}")),
         },
         Event::Scheduled { .. } => {}

@@ -6,6 +6,7 @@
 
 use thiserror::Error;
 
+use crate::constraint::ConstraintSource;
 use crate::report::PrefixReport;
 use crate::step::{ReturnLogits, Sampling, Token, TokenLogprobs};
 
@@ -32,6 +33,8 @@ pub struct Request {
     pub salt: u64,
     /// Logits to hand back (proofs and tests).
     pub logits: ReturnLogits,
+    /// What the answer must follow; it ends where nothing may follow (finish reason `Complete`).
+    pub constraint: Option<ConstraintSource>,
 }
 
 /// The salt of a tenant's text: texts that differ have salts that differ, for all that anybody can find.
@@ -46,6 +49,10 @@ pub fn salt_of(text: &str) -> u64 {
 pub enum FinishReason {
     /// A stop token was generated.
     Stop(Token),
+    /// The constraint allows nothing more; no token stands for this end.
+    Complete,
+    /// The constraint gave up, in its words: a limit was exceeded. Other requests are not concerned.
+    Constraint(String),
     /// `max_tokens` or the context limit was reached.
     Length,
     /// The client cancelled.

@@ -5,6 +5,7 @@
 
 use crate::admission::Need;
 use crate::blocks::{SequenceBlocks, Span};
+use crate::constraint::Constrained;
 use crate::hash::BlockHash;
 use crate::pool::Units;
 use crate::prefix::Reuse;
@@ -46,6 +47,7 @@ pub(crate) struct Progress {
     pub prompt_tokens: u32,
     pub cached_tokens: u32,
     pub spill: Option<Spill>,
+    pub constraint: Option<Constrained>,
 }
 
 /// A request that has a seat.
@@ -73,6 +75,8 @@ pub(crate) struct Sequence {
     pub cached_tokens: u32,
     /// Proposed by the backend for the positions after the last token.
     pub drafts: Vec<Token>,
+    /// What the answer must follow.
+    pub constraint: Option<Constrained>,
     pub blocks: SequenceBlocks,
     /// What it shares with the prefix cache.
     pub reuse: Reuse,
@@ -92,8 +96,10 @@ impl Sequence {
     pub fn new(waiting: Waiting, blocks: SequenceBlocks, committed: u32) -> Sequence {
         let Waiting { id, request, sink, rank, max_outputs, need, progress, .. } = waiting;
         let known = request.prompt.len() as u32;
-        let (prompt_tokens, cached_tokens) =
-            progress.map_or((known, committed), |p| (p.prompt_tokens, p.cached_tokens));
+        let (prompt_tokens, cached_tokens, constraint) = match progress {
+            Some(p) => (p.prompt_tokens, p.cached_tokens, p.constraint),
+            None => (known, committed, request.constraint.as_ref().map(Constrained::new)),
+        };
         let mut tokens = request.prompt;
         tokens.reserve_exact((max_outputs - (known - prompt_tokens)) as usize);
         let mut sequence = Sequence {
@@ -113,6 +119,7 @@ impl Sequence {
             committed,
             cached_tokens,
             drafts: Vec::new(),
+            constraint,
             blocks,
             reuse: Reuse::default(),
             need,
@@ -129,7 +136,13 @@ impl Sequence {
 
     /// Gives up the seat; its blocks must have been given back. `need` is what it takes to go on.
     pub fn into_waiting(self, need: Need, spill: Option<Spill>) -> Waiting {
-        let progress = Progress { prompt_tokens: self.prompt_tokens, cached_tokens: self.cached_tokens, spill };
+        // Its state is that of all tokens so far: where it is seated again, nothing must be told to it twice.
+        let mut constraint = self.constraint;
+        if let Some(constraint) = &mut constraint {
+            constraint.forget_masks();
+        }
+        let (prompt_tokens, cached_tokens) = (self.prompt_tokens, self.cached_tokens);
+        let progress = Progress { prompt_tokens, cached_tokens, spill, constraint };
         Waiting {
             id: self.id,
             request: Request {
@@ -141,6 +154,7 @@ impl Sequence {
                 priority: self.priority,
                 salt: self.salt,
                 logits: self.logits,
+                constraint: None,
             },
             sink: self.sink,
             rank: self.rank,
@@ -219,11 +233,17 @@ impl Sequence {
     }
 
     /// How many of the new tokens count, and why the request ends there.
-    fn keep(&self, tokens: &[Token]) -> (u32, Option<FinishReason>) {
+    fn keep(&mut self, tokens: &[Token]) -> (u32, Option<FinishReason>) {
         let left = self.outputs_left();
+        let outputs = self.outputs();
         for (i, &token) in (1..=left).zip(tokens) {
-            if self.outputs() + i >= self.min_tokens && self.stop_tokens.contains(&token) {
+            if outputs + i >= self.min_tokens && self.stop_tokens.contains(&token) {
                 return (i, Some(FinishReason::Stop(token)));
+            }
+            match self.constraint.as_mut().map_or(Ok(false), |c| c.accept(token)) {
+                Ok(false) => {}
+                Ok(true) => return (i, Some(FinishReason::Complete)),
+                Err(why) => return (i - 1, Some(FinishReason::Constraint(why))),
             }
         }
         let kept = left.min(tokens.len() as u32);

@@ -14,6 +14,7 @@ use std::time::Duration;
 use longwave_model::CacheLayout;
 use longwave_model::geometry::LOGICAL_BLOCK;
 
+use crate::constraint::{allows, mask_words};
 use crate::step::{
     Backend, BackendError, BlockCopy, BlockId, LAST_SAMPLED, Limits, Replay, ReturnLogits, Sampling, Seat, SeqResult,
     SeqStep, Step, StepResult, Ticket, Token, TokenLogprobs,
@@ -168,7 +169,7 @@ impl SimBackend {
         if step.tokens.len() > self.limits.step_tokens as usize {
             return Err(format!("{} tokens, the limit is {}", step.tokens.len(), self.limits.step_tokens));
         }
-        let (mut tokens, mut writes) = (0, 0);
+        let (mut tokens, mut writes, mut masks) = (0, 0, 0);
         for (i, seq) in step.seqs.iter().enumerate() {
             let at = format!("seat {}", seq.seat.0);
             let len = seq.tokens.end.saturating_sub(seq.tokens.start);
@@ -181,7 +182,12 @@ impl SimBackend {
             if seq.writes.start != writes || seq.writes.end < writes || seq.writes.end as usize > step.writes.len() {
                 return Err(format!("{at}: writes {:?} do not follow {writes}", seq.writes));
             }
-            (tokens, writes) = (seq.tokens.end, seq.writes.end);
+            let words = (1 + seq.drafts as usize) * mask_words(self.limits.vocab);
+            let masked = if seq.masks.is_empty() { 0 } else { words };
+            if seq.masks.start != masks || seq.masks.len() != masked || masked > 0 && seq.sample.is_none() {
+                return Err(format!("{at}: masks {:?} do not follow {masks} with {words} words", seq.masks));
+            }
+            (tokens, writes, masks) = (seq.tokens.end, seq.writes.end, seq.masks.end);
             if step.history_of(seq).is_some_and(|h| h.len() != seq.start as usize) {
                 return Err(format!("{at}: a history of {:?} for position {}", seq.history, seq.start));
             }
@@ -210,8 +216,8 @@ impl SimBackend {
             }
             self.check_tokens(step, seq).map_err(|e| format!("{at}: {e}"))?;
         }
-        if tokens as usize != step.tokens.len() || writes as usize != step.writes.len() {
-            return Err("tokens or writes that belong to no sequence".into());
+        if [tokens, writes, masks].map(|n| n as usize) != [step.tokens.len(), step.writes.len(), step.masks.len()] {
+            return Err("tokens, writes or masks that belong to no sequence".into());
         }
         Ok(())
     }
@@ -338,7 +344,8 @@ impl SimBackend {
                 if i > sampled_from {
                     history = history.map(|h| h ^ count(seq, seq.start + i as u32, tokens[i]));
                 }
-                let token = self.pick(&scratch, sampling, history)?;
+                let mask = step.mask_of(seq, (i - sampled_from) as u32);
+                let token = self.masked(self.pick(&scratch, sampling, history)?, mask)?;
                 result.logprobs.extend(logprobs(sampling, token, self.limits.vocab));
                 result.tokens.push(token);
             }
@@ -401,6 +408,13 @@ impl SimBackend {
         // The position is in the hash already; greedy choice ignores the seed of the request.
         let hash = if sampling.temperature > 0.0 { mix(hash, sampling.seed) } else { hash };
         Ok((hash % u64::from(self.limits.vocab)) as Token)
+    }
+
+    /// The first allowed token from `token` on, around the vocabulary.
+    fn masked(&self, token: Token, mask: Option<&[u32]>) -> Result<Token, String> {
+        let vocab = self.limits.vocab;
+        let allowed = (0..vocab).map(|i| (token + i) % vocab).find(|&t| allows(mask, t));
+        allowed.ok_or_else(|| "a mask allows nothing".into())
     }
 
     fn add_logits(

@@ -153,6 +153,10 @@ pub struct SeqStep {
     pub history: Option<Range<u32>>,
     /// Choose tokens after the last `1 + drafts` positions; `None` in the middle of a chunked prefill.
     pub sample: Option<Sampling>,
+    /// Which tokens may be chosen, a range of [`Step::masks`]: empty when all may; else equally long parts, one for each
+    /// of the `1 + drafts` positions. Tokens that are not allowed have no probability, whatever else [`Sampling`] says;
+    /// reported log-probabilities are the model's own.
+    pub masks: Range<u32>,
     /// Draft tokens wanted for the next step (0: no drafting).
     pub want_drafts: u32,
     /// Logits to hand back.
@@ -179,6 +183,9 @@ pub struct Step {
     pub writes: Vec<TableWrite>,
     /// Earlier tokens of sequences that begin to choose with penalties.
     pub history: Vec<Token>,
+    /// Allowed tokens of sequences whose answer must follow a constraint: bit `t % 32` of word `t / 32` of a part of
+    /// `vocab.div_ceil(32)` words.
+    pub masks: Vec<u32>,
 }
 
 impl Step {
@@ -188,6 +195,7 @@ impl Step {
         self.tokens.clear();
         self.writes.clear();
         self.history.clear();
+        self.masks.clear();
     }
 
     /// Tokens of `seq`.
@@ -198,6 +206,13 @@ impl Step {
     /// Earlier tokens of `seq`, if they come with this step.
     pub fn history_of(&self, seq: &SeqStep) -> Option<&[Token]> {
         seq.history.as_ref().map(|range| &self.history[range.start as usize..range.end as usize])
+    }
+
+    /// Tokens that may be chosen at sampled position `row` of `seq`, from 0; `None` when all may.
+    pub fn mask_of(&self, seq: &SeqStep, row: u32) -> Option<&[u32]> {
+        let words = seq.masks.len() / (1 + seq.drafts as usize);
+        let from = seq.masks.start as usize + row as usize * words;
+        (words > 0).then(|| &self.masks[from..from + words])
     }
 
     /// Table changes of `seq`.

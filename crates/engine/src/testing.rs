@@ -43,6 +43,7 @@ pub fn request(prompt: Vec<u32>, max_tokens: u32) -> crate::request::Request {
         priority: 0,
         salt: 0,
         logits: crate::step::ReturnLogits::No,
+        constraint: None,
     }
 }
 

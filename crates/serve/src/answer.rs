@@ -163,6 +163,7 @@ impl Answer {
             None => Err(ApiError::stopped("it dropped the request")),
             Some(Event::Finished { reason, .. }) => match reason.clone() {
                 FinishReason::Refused(refusal) => Err(refusal.into()),
+                FinishReason::Constraint(why) => Err(ApiError::grammar(&why)),
                 FinishReason::Failed(reason) => Err(ApiError::internal(reason)),
                 FinishReason::Stalled { seconds } => Err(ApiError::stalled(seconds)),
                 _ => Ok(()),
@@ -213,10 +214,11 @@ impl Answer {
                 Event::Finished { reason, cached_tokens, .. } => {
                     self.cached_tokens = cached_tokens;
                     let end = match reason {
-                        FinishReason::Stop(_) => ReplyEnd::Stop,
+                        FinishReason::Stop(_) | FinishReason::Complete => ReplyEnd::Stop,
                         FinishReason::Length => ReplyEnd::Length,
                         FinishReason::Cancelled => return Err(ApiError::cancelled()),
                         FinishReason::Refused(refusal) => return Err(refusal.into()),
+                        FinishReason::Constraint(why) => return Err(ApiError::grammar(&why)),
                         FinishReason::Failed(reason) => return Err(ApiError::internal(reason)),
                         FinishReason::Stalled { seconds } => return Err(ApiError::stalled(seconds)),
                     };

@@ -11,7 +11,7 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use longwave_text::{PlainReply, ReplyFinish, ReplyOptions, ReplyStart};
+use longwave_text::{AnswerRules, PlainReply, ReplyFinish, ReplyOptions, ReplyStart};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Usage};
@@ -84,6 +84,7 @@ fn prepare(app: &App, body: &Map<String, Value>) -> Result<(Vec<Job>, Head), Api
     }
     let stop = stops(body)?;
     let prompts = prompts(app, body)?;
+    let constraint = app.follow.constraint(&AnswerRules::of_plain(body)?)?;
     let mut echoes = Vec::new();
     let mut jobs = Vec::with_capacity(prompts.len());
     for prompt in prompts {
@@ -92,6 +93,7 @@ fn prepare(app: &App, body: &Map<String, Value>) -> Result<(Vec<Job>, Head), Api
         let reply =
             ReplyOptions { start: ReplyStart::Content, parse_tool_calls: false, stop: Vec::new(), call_seed: 0 };
         let mut job = job::of_prompt(app, prompt.tokens, DEFAULT_MAX_TOKENS, reply, controls.clone())?;
+        job.request.constraint.clone_from(&constraint);
         job.plain = Some(PlainReply::new(stop.clone(), include_stop));
         jobs.push(job);
     }

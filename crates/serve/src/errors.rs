@@ -98,6 +98,11 @@ impl ApiError {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, SERVER_ERROR, "cancelled", "the request was cancelled")
     }
 
+    /// An answer whose grammar grew beyond the limits of a step.
+    pub(crate) fn grammar(why: &str) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, BAD_REQUEST, "grammar_too_complex", why)
+    }
+
     fn response(self, body: Value) -> Response {
         let mut response = (self.status, axum::Json(body)).into_response();
         if let Some(seconds) = self.retry_after_s {

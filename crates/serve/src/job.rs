@@ -72,7 +72,9 @@ pub(crate) fn of_plan(
     let opening = opening(app, &plan, &prompt);
     // Tokens after the end of a turn are not shown, so such a turn cannot come back.
     let opening = opening.filter(|_| !controls.ignore_eos);
+    let constraint = app.follow.constraint(&plan.rules)?;
     let mut job = of_prompt(app, prompt, plan.default_max_tokens(), plan.reply, controls)?;
+    job.request.constraint = constraint;
     job.recording = opening.map(|opening| Recording { tenant, opening });
     Ok(job)
 }
@@ -112,6 +114,7 @@ pub(crate) fn of_prompt(
         sampling: controls.sampling,
         priority: controls.priority,
         salt: controls.salt,
+        constraint: None,
         logits: ReturnLogits::No,
     };
     Ok(Job { request, answers: controls.answers, reply, plain: None, recording: None })

@@ -12,6 +12,7 @@ mod completions_stream;
 mod controls;
 mod errors;
 mod fields;
+mod follow;
 mod generation;
 mod health;
 mod job;
@@ -36,6 +37,7 @@ mod tenant;
 mod tokens;
 mod turn_record;
 
+pub use follow::followed;
 pub use generation::EngineApi;
 pub use options::{SamplingDefaults, ServerOptions};
 pub use script::{ScriptLine, read_script, scripted};

@@ -15,6 +15,7 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 
 use crate::errors::ApiError;
+use crate::follow::Follow;
 use crate::generation::EngineApi;
 use crate::options::ServerOptions;
 use crate::prefix::PrefixLog;
@@ -53,6 +54,8 @@ pub struct App {
     pub(crate) options: ServerOptions,
     pub(crate) engine: EngineApi,
     pub(crate) tokenizer: Arc<Tokenizer>,
+    /// Grammars that answers are held to.
+    pub(crate) follow: Follow,
     /// Tokens that end a turn.
     pub(crate) stop_tokens: Vec<u32>,
     /// Unix seconds.
@@ -76,6 +79,7 @@ impl App {
         App {
             options,
             engine,
+            follow: Follow::new(tokenizer.clone()),
             tokenizer,
             stop_tokens,
             started_at: unix_seconds(),

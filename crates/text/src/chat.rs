@@ -20,20 +20,21 @@ impl ChatPlan {
     pub fn from_body(body: &Map<String, Value>, defaults: ChatDefaults) -> Result<ChatPlan, ChatError> {
         let (thinking, effort) = thinking_switch(body, defaults)?;
         let mut tools = tools(body)?;
-        let tool_choice = optional(body, "tool_choice")?;
-        let forced = matches!(tool_choice, Some(Choice::Required | Choice::Named { .. }));
-        if forced && thinking && !tools.is_empty() {
-            return Err(ChatError::field(
-                "tool_choice",
-                "a forced tool call is not possible while thinking; use \"auto\", or add \"thinking\": {\"type\": \"disabled\"}",
-            ));
+        let mut tool_choice = optional(body, "tool_choice")?;
+        // The vendor forces no call behind a thought. Here the grammar does, so for the prompt the choice is free.
+        let forced =
+            thinking && !tools.is_empty() && matches!(tool_choice, Some(Choice::Required | Choice::Named { .. }));
+        if forced && let Some(Choice::Named { function, .. }) = tool_choice.take() {
+            tools.retain(|tool| tool.function.name == function.name);
+            if tools.is_empty() {
+                return Err(ChatError::field("tool_choice", format!("no tool named {:?} is offered", function.name)));
+            }
         }
-        if body.get("response_format").and_then(|f| f.get("type")).and_then(Value::as_str) == Some("regex") {
-            let why =
-                "regex is not supported: output is not constrained; use json_schema, which is put into the prompt";
-            return Err(ChatError::field("response_format", why));
-        }
-        let (response_format, json_object) = match optional(body, "response_format")? {
+        // The prompt says nothing of other formats; the grammar holds the answer to them.
+        let kind = body.get("response_format").and_then(|format| format.get("type")).and_then(Value::as_str);
+        let grammar_only = matches!(kind, Some("regex" | "grammar" | "structural_tag"));
+        let format = if grammar_only { None } else { optional(body, "response_format")? };
+        let (response_format, json_object) = match format {
             // The vendor insists on the word "json" in the messages; a local server need not.
             Some(vendor::ChatCompletionResponseFormat::JsonObject) => (None, true),
             Some(vendor::ChatCompletionResponseFormat::Text) | None => (None, false),
@@ -67,7 +68,7 @@ impl ChatPlan {
         if json_object {
             converted.conversation.response_format = ResponseFormat::JsonObject;
         }
-        Ok(ChatPlan::of(converted, thinking, effort, defaults.table))
+        ChatPlan::of(converted, thinking, effort, defaults.table).with_rules(body, forced)
     }
 }
 

@@ -8,6 +8,7 @@ mod arguments;
 mod body;
 mod chat;
 pub mod detokenizer;
+pub mod grammar;
 mod messages;
 pub mod plain;
 pub mod plan;
@@ -21,6 +22,7 @@ mod thinking;
 pub mod tokenizer;
 
 pub use detokenizer::Detokenizer;
+pub use grammar::{AnswerRules, Grammar, GrammarState, Grammars};
 pub use plain::PlainReply;
 pub use plan::{ChatDefaults, ChatError, ChatPlan, Effort, EffortTable, ToolNames};
 pub use prompt::Prompt;

@@ -7,9 +7,11 @@
 
 use deepseek_recipe::anthropic::MessagesRequest;
 use deepseek_recipe::request::{ConversionOptions, ProtocolRequest, WebSearchBehavior};
+use deepseek_recipe_core::conversation::ResponseFormat;
 use serde_json::{Map, Value, json};
 
 use crate::body::{list, object, present};
+use crate::grammar::{Format, FormatRule};
 use crate::plan::{ChatDefaults, ChatError, ChatPlan, VENDOR_MODEL, from_vendor};
 use crate::thinking::thinking_switch;
 
@@ -17,20 +19,23 @@ impl ChatPlan {
     /// Reads the body of a Messages request.
     pub fn from_messages(body: &Map<String, Value>, defaults: ChatDefaults) -> Result<ChatPlan, ChatError> {
         let (thinking, effort) = thinking_switch(body, defaults)?;
-        let tools = tools(body)?;
+        let mut tools = tools(body)?;
         let choice = tool_choice(body)?;
         let forced = matches!(choice, Some(Choice::Any | Choice::Tool(_)));
         if forced && tools.is_empty() {
             return Err(ChatError::field("tool_choice", "a forced tool call needs tools"));
         }
-        if forced && thinking {
-            return Err(ChatError::field(
-                "tool_choice",
-                "a forced tool call is not possible while thinking; use {\"type\": \"auto\"}, or add \"thinking\": {\"type\": \"disabled\"}",
-            ));
+        // The vendor forces no call behind a thought. Here the grammar does, so for the prompt the choice is free.
+        let forced = forced && thinking;
+        if forced && let Some(Choice::Tool(name)) = &choice {
+            tools.retain(|tool| tool["name"] == name.as_str());
+            if tools.is_empty() {
+                return Err(ChatError::field("tool_choice.name", format!("no tool named {name:?} is offered")));
+            }
         }
         // The vendor takes "any" for "auto".
         let vendor_choice = match &choice {
+            _ if forced => Value::Null,
             None | Some(Choice::Auto | Choice::Any) => Value::Null,
             Some(Choice::None) => json!({"type": "none"}),
             Some(Choice::Tool(name)) => json!({"type": "tool", "name": name}),
@@ -47,11 +52,15 @@ impl ChatPlan {
         let request = typed(request)?;
         let options = ConversionOptions::new().with_messages_web_search(WebSearchBehavior::Drop);
         let mut converted = request.convert(options).map_err(from_vendor)?;
-        if choice == Some(Choice::Any) && !converted.conversation.tools.is_empty() {
+        if choice == Some(Choice::Any) && !forced && !converted.conversation.tools.is_empty() {
             converted.conversation.tool_choice = deepseek_recipe_core::tools::ToolChoice::Required;
             converted.parsing_options.starts_in_tool_calls = true;
         }
-        Ok(ChatPlan::of(converted, thinking, effort, defaults.table))
+        let mut plan = ChatPlan::of(converted, thinking, effort, defaults.table).with_rules(body, forced)?;
+        if let Some(FormatRule { format: Format::Schema(schema), .. }) = &plan.rules.format {
+            plan.conversation.response_format = ResponseFormat::JsonSchema(schema.clone());
+        }
+        Ok(plan)
     }
 }
 

@@ -14,6 +14,7 @@ use deepseek_recipe_core::messages::InputMessage;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+use crate::grammar::AnswerRules;
 use crate::prompt::Prompt;
 use crate::replay::Turn;
 use crate::reply::{ReplyOptions, ReplyStart};
@@ -109,6 +110,8 @@ pub struct ChatPlan {
     pub call_ids: Vec<Vec<String>>,
     /// For each assistant message, the turn of the model that it repeats, as far as it was recalled.
     pub turns: Vec<Option<Arc<Turn>>>,
+    /// What the answer must follow.
+    pub rules: AnswerRules,
 }
 
 impl ChatPlan {
@@ -141,7 +144,15 @@ impl ChatPlan {
             namespaces: converted.response_options.namespace_tool_map.unwrap_or_default(),
             search: false,
         };
-        ChatPlan { conversation, reply, tool_names, call_ids, turns: Vec::new() }
+        let (turns, rules) = (Vec::new(), AnswerRules::default());
+        ChatPlan { conversation, reply, tool_names, call_ids, turns, rules }
+    }
+
+    /// Adds what `body` asks of the answer; `forced` says that a call must come although the prompt does not open it.
+    pub(crate) fn with_rules(mut self, body: &Map<String, Value>, forced: bool) -> Result<ChatPlan, ChatError> {
+        let thought = matches!(self.reply.start, ReplyStart::Reasoning | ReplyStart::ReasoningContinuation);
+        self.rules = AnswerRules::of(body, &self.conversation, thought, forced)?;
+        Ok(self)
     }
 
     /// Whether the answer starts with reasoning.

@@ -24,15 +24,20 @@ impl ChatPlan {
     pub fn from_responses(body: &Map<String, Value>, defaults: ChatDefaults) -> Result<ChatPlan, ChatError> {
         let (thinking, effort) = thinking_switch(body, defaults)?;
         let mut gathered = Tools::of(body)?;
-        let choice = tool_choice(body, &mut gathered.list)?;
+        let mut choice = tool_choice(body, &mut gathered.list)?;
         if matches!(&choice, Value::String(s) if s == "required") && gathered.list.is_empty() {
             return Err(ChatError::field("tool_choice", "a forced tool call needs tools"));
         }
-        if thinking && !gathered.list.is_empty() && (choice == "required" || choice.is_object()) {
-            return Err(ChatError::field(
-                "tool_choice",
-                "a forced tool call is not possible while thinking; use \"auto\", or add \"reasoning\": {\"effort\": \"none\"}",
-            ));
+        // The vendor forces no call behind a thought. Here the grammar does, so for the prompt the choice is free.
+        let forced = thinking && !gathered.list.is_empty() && (choice == "required" || choice.is_object());
+        if forced {
+            if let Some(name) = choice.get("name").filter(|name| name.is_string()) {
+                gathered.list.retain(|tool| tool["name"] == *name);
+                if gathered.list.is_empty() {
+                    return Err(ChatError::field("tool_choice.name", format!("no tool named {name} is offered")));
+                }
+            }
+            choice = "auto".into();
         }
         let format = format(body)?;
         let has_schema = format["type"] == "json_schema";
@@ -62,7 +67,7 @@ impl ChatPlan {
         if json_object {
             converted.conversation.response_format = ResponseFormat::JsonObject;
         }
-        let mut plan = ChatPlan::of(converted, thinking, effort, defaults.table);
+        let mut plan = ChatPlan::of(converted, thinking, effort, defaults.table).with_rules(body, forced)?;
         plan.tool_names.custom.extend(gathered.custom);
         plan.tool_names.search = gathered.search;
         for id in plan.call_ids.iter_mut().flatten() {

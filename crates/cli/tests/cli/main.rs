@@ -10,6 +10,7 @@ mod broken;
 mod calculator;
 mod configs;
 mod flags;
+mod grammar;
 mod killed;
 mod leaving;
 mod program;

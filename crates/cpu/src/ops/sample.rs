@@ -22,11 +22,12 @@ pub fn argmax(logits: &[f32]) -> Token {
     best.1
 }
 
-/// Chooses the token at `position` from logits `[vocab]`; `counts` are the tokens before it, for penalties.
-pub fn sample(logits: &[f32], how: &Sampling, position: u32, counts: Option<&Counts>) -> Token {
+/// Chooses the token at `position` from logits `[vocab]`; `counts` are the tokens before it, for penalties; only tokens
+/// of `mask` (bit `t % 32` of word `t / 32`) are chosen, unless none of them can be.
+pub fn sample(logits: &[f32], how: &Sampling, position: u32, counts: Option<&Counts>, mask: Option<&[u32]>) -> Token {
     let changed;
     let forbids = position < how.forbidden_before && !how.forbidden.is_empty();
-    let logits = if how.bias.is_empty() && !forbids && counts.is_none() {
+    let logits = if how.bias.is_empty() && !forbids && counts.is_none() && mask.is_none() {
         logits
     } else {
         let mut l = logits.to_vec();
@@ -35,6 +36,9 @@ pub fn sample(logits: &[f32], how: &Sampling, position: u32, counts: Option<&Cou
         }
         for &t in how.forbidden.iter().filter(|_| forbids) {
             l[t as usize] = f32::NEG_INFINITY;
+        }
+        if let Some(mask) = mask {
+            apply_mask(&mut l, mask);
         }
         if let Some(counts) = counts {
             penalties::apply(&mut l, how, counts);
@@ -62,6 +66,20 @@ pub fn sample(logits: &[f32], how: &Sampling, position: u32, counts: Option<&Cou
         }
     }
     best.1
+}
+
+/// Takes all probability from tokens that are not in the mask.
+fn apply_mask(logits: &mut [f32], mask: &[u32]) {
+    for (logits, &word) in logits.chunks_mut(32).zip(mask) {
+        match word {
+            u32::MAX => {}
+            0 => logits.fill(f32::NEG_INFINITY),
+            _ => {
+                let forbidden = logits.iter_mut().enumerate().filter(|(bit, _)| word >> bit & 1 == 0);
+                forbidden.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
+            }
+        }
+    }
 }
 
 /// Whether `a` is kept before `b`: larger logits first, lower ids among equals.
@@ -154,7 +172,10 @@ mod tests {
     #[test]
     fn greedy_prefers_the_lower_id_and_ignores_nan() {
         assert_eq!(argmax(&[1.0, 3.0, f32::NAN, 3.0]), 1);
-        assert_eq!(sample(&[0.0, 5.0, 1.0], &Sampling { bias: vec![(2, 10.0)], ..Sampling::default() }, 0, None), 2);
+        assert_eq!(
+            sample(&[0.0, 5.0, 1.0], &Sampling { bias: vec![(2, 10.0)], ..Sampling::default() }, 0, None, None),
+            2
+        );
     }
 
     /// Softmax of `logits`.
@@ -168,7 +189,7 @@ mod tests {
         let logits = [0.0f32, 1.0, 2.0, -1.0];
         let count = |how: &Sampling| {
             let mut n = [0u32; 4];
-            (0..20_000).for_each(|p| n[sample(&logits, how, p, None) as usize] += 1);
+            (0..20_000).for_each(|p| n[sample(&logits, how, p, None, None) as usize] += 1);
             n
         };
         let base = Sampling { temperature: 1.0, seed: 7, ..Sampling::default() };
@@ -200,9 +221,38 @@ mod tests {
     }
 
     #[test]
+    fn a_mask_takes_all_probability_before_the_cuts_and_leaves_the_proportions() {
+        let logits: Vec<f32> = (0..70).map(|t| if t == 0 { 9.0 } else { (t as f32 * 0.9).sin() }).collect();
+        let allowed = [3u32, 31, 32, 64, 69];
+        let mut mask = vec![0u32; 3];
+        allowed.iter().for_each(|&t| mask[t as usize / 32] |= 1 << (t % 32));
+        let best = *allowed.iter().max_by(|a, b| logits[**a as usize].total_cmp(&logits[**b as usize])).unwrap();
+        let greedy = Sampling { bias: vec![(5, 100.0)], repetition_penalty: 1.5, ..Sampling::default() };
+        assert_eq!(sample(&logits, &greedy, 0, Some(&Counts::default()), Some(&mask)), best);
+        // Without the mask, the first token alone would be the nucleus and pass min-p.
+        for (how, kept) in [
+            (Sampling { top_k: 2, ..Sampling::default() }, 2),
+            (Sampling { top_p: 0.99, ..Sampling::default() }, 5),
+            (Sampling { min_p: 0.01, ..Sampling::default() }, 5),
+        ] {
+            let how = Sampling { temperature: 1.0, seed: 3, ..how };
+            let mut seen: Vec<Token> = (0..2000).map(|at| sample(&logits, &how, at, None, Some(&mask))).collect();
+            seen.sort_unstable();
+            seen.dedup();
+            assert!(seen.len() == kept && seen.iter().all(|t| allowed.contains(t)), "{seen:?}");
+        }
+        // A mask of everything is no mask.
+        let how = Sampling { temperature: 1.0, seed: 3, top_p: 0.9, ..Sampling::default() };
+        let all = [u32::MAX; 3];
+        assert!(
+            (0..500).all(|at| sample(&logits, &how, at, None, Some(&all)) == sample(&logits, &how, at, None, None))
+        );
+    }
+
+    #[test]
     fn cuts_among_equals_keep_the_lower_ids() {
         let logits = [1.0f32; 6];
-        let seen = |how: Sampling| (0..2000).map(|p| sample(&logits, &how, p, None)).max();
+        let seen = |how: Sampling| (0..2000).map(|p| sample(&logits, &how, p, None, None)).max();
         let base = Sampling { temperature: 1.0, ..Sampling::default() };
         assert_eq!(seen(Sampling { top_k: 2, ..base.clone() }), Some(1));
         assert_eq!(seen(Sampling { top_p: 0.5, ..base.clone() }), Some(2));
@@ -244,7 +294,7 @@ mod tests {
                     (f64::from(logits[t as usize]) / f64::from(how.temperature) + g, t)
                 })
                 .max_by(|a, b| a.0.total_cmp(&b.0));
-            assert_eq!(sample(&logits, &how, round, None), best.unwrap().1, "{how:?}");
+            assert_eq!(sample(&logits, &how, round, None, None), best.unwrap().1, "{how:?}");
         }
     }
 
@@ -252,14 +302,14 @@ mod tests {
     fn one_seed_and_position_give_one_token() {
         let logits: Vec<f32> = (0..100).map(|i| (i as f32 * 0.7).sin()).collect();
         let how = |seed| Sampling { temperature: 1.0, seed, ..Sampling::default() };
-        let run = |seed| (0..50).map(|p| sample(&logits, &how(seed), p, None)).collect::<Vec<_>>();
+        let run = |seed| (0..50).map(|p| sample(&logits, &how(seed), p, None, None)).collect::<Vec<_>>();
         assert_eq!(run(3), run(3));
         assert_ne!(run(3), run(4));
         assert!(run(3).windows(2).any(|w| w[0] != w[1]), "positions differ");
-        assert_eq!(sample(&[f32::NAN, f32::NEG_INFINITY, f32::NAN, -3.0], &how(1), 0, None), 3);
+        assert_eq!(sample(&[f32::NAN, f32::NEG_INFINITY, f32::NAN, -3.0], &how(1), 0, None, None), 3);
         let nothing = [f32::NAN, f32::NEG_INFINITY];
         for cut in [how(1), Sampling { top_p: 0.5, top_k: 1, min_p: 0.1, ..how(1) }] {
-            assert_eq!(sample(&nothing, &cut, 0, None), 0, "nothing to choose from");
+            assert_eq!(sample(&nothing, &cut, 0, None, None), 0, "nothing to choose from");
         }
     }
 
@@ -273,7 +323,8 @@ mod tests {
             let q: Vec<f32> = p.iter().enumerate().map(|(i, l)| l + scale * (i as f32 * 2.1).cos()).collect();
             let d: f64 = softmax(&p).iter().zip(softmax(&q)).map(|(a, b)| (a - b).abs()).sum::<f64>() / 2.0;
             let how = Sampling { temperature: 1.0, seed: 21, ..Sampling::default() };
-            let same = (0..n).filter(|&at| sample(&p, &how, at, None) == sample(&q, &how, at, None)).count() as f64
+            let same = (0..n).filter(|&at| sample(&p, &how, at, None, None) == sample(&q, &how, at, None, None)).count()
+                as f64
                 / f64::from(n);
             println!("total variation {d:.3}: {same:.3} agree, bounds {:.3} and {:.3}", (1.0 - d) / (1.0 + d), 1.0 - d);
             assert!(same >= (1.0 - d) / (1.0 + d) - 0.012 && same <= 1.0 - d + 0.012);

@@ -108,7 +108,7 @@ fn from_scratch(rig: &mut Rig, streams: &[f32], text: &[Token], at: u32, depth: 
     for i in 0..depth as u32 {
         x = rig.mtp_from(1, 0, at + i, &x, &[token], None);
         let logits = rig.model.logits(&rig.model.mtp_top(&x, &[0]));
-        token = sample::sample(&logits, how, at + i + 1, None);
+        token = sample::sample(&logits, how, at + i + 1, None, None);
         out.push(token);
     }
     out
@@ -145,7 +145,7 @@ fn drafts_are_those_of_a_module_that_read_the_whole_text() {
             let row = *at as usize - 1;
             let first = |streams: &[f32]| {
                 let logits = rig.model.logits(&rig.model.mtp_top(streams, &[row]));
-                sample::sample(&logits, &r.sampling, at + 1, None)
+                sample::sample(&logits, &r.sampling, at + 1, None, None)
             };
             assert_eq!(drafts[0], first(&whole), "{name}: draft after {at}");
             near += u32::from(drafts[0] == first(&golden));
@@ -276,6 +276,7 @@ impl Hand {
             writes: 0..step.writes.len() as u32,
             history: None,
             sample: Some(Sampling::default()),
+            masks: 0..0,
             want_drafts,
             logits: ReturnLogits::All,
             replay: None,
@@ -321,6 +322,7 @@ fn a_step_that_cannot_draft_is_refused() {
         writes: 0..0,
         history: None,
         sample: Some(Sampling::default()),
+        masks: 0..0,
         want_drafts: 3,
         logits: ReturnLogits::No,
         replay: None,

@@ -220,6 +220,7 @@ fn a_replay_that_reads_an_unmapped_block_or_gives_tokens_is_refused() {
         writes: 0..step.writes.len() as u32,
         history: None,
         sample: None,
+        masks: 0..0,
         want_drafts: 0,
         logits: ReturnLogits::No,
         replay: Some(Replay { origin: 389 }),

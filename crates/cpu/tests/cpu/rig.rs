@@ -119,6 +119,7 @@ pub fn blank(seat: u32, writes: std::ops::Range<u32>) -> SeqStep {
         writes,
         history: None,
         sample: None,
+        masks: 0..0,
         want_drafts: 0,
         logits: Default::default(),
         replay: None,

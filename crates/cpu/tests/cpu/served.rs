@@ -38,6 +38,7 @@ pub fn request(prompt: Vec<Token>, max_tokens: u32, seed: u64) -> Request {
         sampling,
         priority: 0,
         salt: 0,
+        constraint: None,
         logits: ReturnLogits::All,
     }
 }
@@ -177,6 +178,7 @@ fn a_step_with_an_unmapped_block_is_refused_before_anything_is_computed() {
         writes: 0..0,
         history: None,
         sample: None,
+        masks: 0..0,
         want_drafts: 0,
         logits: ReturnLogits::No,
         replay: None,

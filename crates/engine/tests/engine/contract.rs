@@ -38,11 +38,12 @@ fn step(number: u64, start: u32, tokens: Vec<Token>, writes: Vec<TableWrite>) ->
         writes: 0..writes.len() as u32,
         history: None,
         sample: Some(Sampling::default()),
+        masks: 0..0,
         want_drafts: 0,
         logits: Default::default(),
         replay: None,
     };
-    Step { number, seqs: vec![seq], tokens, writes, history: Vec::new() }
+    Step { number, seqs: vec![seq], tokens, writes, ..Step::default() }
 }
 
 fn compute(backend: &mut SimBackend, step: Step) -> Result<Vec<Token>, String> {
@@ -200,6 +201,10 @@ fn malformed_steps_are_refused() {
     refused(|s| s.seqs[0].tokens = 0..2, "do not follow");
     refused(|s| s.seqs[0].drafts = 1, "1 drafts among 1 tokens");
     refused(|s| s.seqs[0].want_drafts = 8, "wants 8 drafts");
+    refused(|s| (s.seqs[0].masks, s.masks) = (0..1, vec![1]), "do not follow 0 with 2 words");
+    refused(|s| (s.seqs[0].masks, s.masks) = (2..4, vec![1; 4]), "do not follow 0");
+    refused(|s| s.masks.push(1), "belong to no sequence");
+    refused(|s| (s.seqs[0].masks, s.masks) = (0..2, vec![0, 1 << 31]), "a mask allows nothing");
     refused(|s| s.writes.push(TableWrite { group: 99, index: 0, block: BlockId(0) }), "group 99");
     refused(|s| s.writes.push(TableWrite { group: 0, index: 9, block: BlockId(0) }), "leaves a hole");
     refused(|s| s.writes.push(TableWrite { group: 0, index: 0, block: BlockId(600) }), "block 600 does not exist");

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod allocations;
+mod constraint;
 mod contract;
 mod cost;
 mod handle;

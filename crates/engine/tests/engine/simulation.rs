@@ -12,6 +12,7 @@ use longwave_model::CacheLayout;
 
 use longwave_engine::tier::TierOptions;
 
+use crate::constraint::Script;
 use crate::world::{Folder, Record, Rng, VOCAB, assert_home, flash_layout, prompt, solo, tiny_layout};
 
 const LENGTHS: &[u32] = &[1, 2, 3, 4, 5, 7, 8, 63, 64, 65, 127, 128, 129, 255, 256, 257, 300, 511, 512, 513];
@@ -47,6 +48,9 @@ struct Totals {
     failed: u64,
     drafts: u64,
     accepted: u64,
+    constrained: u64,
+    complete: u64,
+    given_up: u64,
     hits: u64,
     cached: u64,
     evicted_nodes: u64,
@@ -80,6 +84,7 @@ fn every_request_gives_the_tokens_of_its_solo_run() {
         let t = &totals;
         assert!(t.compared > 0 && t.refused > 0 && t.cancelled > 0 && t.failed > 0, "a phase is not covered: {t:?}");
         assert!(t.accepted > 0 && t.accepted < t.drafts, "drafts are not covered: {t:?}");
+        assert!(t.constrained.min(t.complete).min(t.given_up) > 0, "constraints are not covered: {t:?}");
         let lost = t.preempted - t.spilled;
         assert!(lost.min(t.resumed).min(t.spilled - t.resumed) > 0, "preemption is not covered: {t:?}");
         let evicted = t.evicted_nodes.min(t.evicted_checkpoints);
@@ -143,8 +148,10 @@ fn run_seed(seed: u64, totals: &mut Totals) {
     let mut cases = Vec::new();
     for life in 0..if folder.is_some() { 2 } else { 1 } {
         let mut engine = Engine::new(SimBackend::new(layout.clone(), limits.clone(), sim.clone()), options.clone());
+        // Numbers of their own once more: answers that must follow a constraint.
+        let mut rules = seed.is_multiple_of(2).then_some(Rng(seed ^ 0xc057 ^ life));
         let mut vandal = folder.as_ref().filter(|_| tier_rng.one_in(2)).map(|f| (Rng(tier_rng.next()), f));
-        cases.extend(drive(rng, &mut engine, sessions, &mut vandal));
+        cases.extend(drive(rng, &mut engine, sessions, &mut vandal, &mut rules));
         add_up(&engine, totals);
         totals.restarts += life;
         engine.stop("the seed is over");
@@ -271,6 +278,7 @@ fn random_request(rng: &mut Rng, earlier: &[Case], sessions: bool) -> Request {
         },
         priority: rng.pick(&[0, 0, 0, -1, 1]),
         salt: rng.pick(&[0, 0, 0, 7]),
+        constraint: None,
         logits: rng.pick(&[ReturnLogits::No, ReturnLogits::No, ReturnLogits::Sampled, ReturnLogits::All]),
     }
 }
@@ -281,6 +289,7 @@ fn drive(
     engine: &mut Engine<SimBackend>,
     sessions: bool,
     vandal: &mut Option<(Rng, &Folder)>,
+    rules: &mut Option<Rng>,
 ) -> Vec<Case> {
     let total = 2 + rng.below(14) as usize;
     let (burst, pace) = (!sessions && rng.one_in(2), rng.pick(&[5, 30]));
@@ -296,7 +305,12 @@ fn drive(
                 return cases;
             }
         } else if burst || idle || rng.one_in(pace) {
-            let (request, record) = (random_request(rng, &cases, sessions), Record::default());
+            let (mut request, record) = (random_request(rng, &cases, sessions), Record::default());
+            if let Some(rng) = rules
+                && rng.one_in(2)
+            {
+                request.constraint = Some(Script::random(rng).source());
+            }
             let id = engine.submit(request.clone(), record.sink()).unwrap();
             cases.push(Case { id, request, record });
         }
@@ -345,6 +359,7 @@ fn check_case(case: &Case, layout: &CacheLayout, context: u32, may_fail: bool, t
     let alone = solo(layout, context, &case.request);
     let (tokens, logits) = (case.record.tokens(), case.record.logits());
     totals.tokens += tokens.len() as u64;
+    totals.constrained += u64::from(case.request.constraint.is_some());
     match &reason {
         FinishReason::Cancelled => totals.cancelled += 1,
         FinishReason::Failed(why) => {
@@ -356,6 +371,8 @@ fn check_case(case: &Case, layout: &CacheLayout, context: u32, may_fail: bool, t
             assert_eq!(tokens, alone.tokens());
             assert!(logits == alone.logits(), "other logits");
             totals.compared += 1;
+            totals.complete += u64::from(reason == FinishReason::Complete);
+            totals.given_up += u64::from(matches!(reason, FinishReason::Constraint(_)));
         }
     }
     assert_eq!(tokens, alone.tokens()[..tokens.len()]);

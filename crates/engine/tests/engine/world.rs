@@ -47,6 +47,7 @@ pub fn request(prompt: Vec<Token>, max_tokens: u32) -> Request {
         priority: 0,
         salt: 0,
         logits: ReturnLogits::No,
+        constraint: None,
     }
 }
 

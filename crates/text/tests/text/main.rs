@@ -6,9 +6,11 @@
 // The lint knows only functions marked #[test]; helpers may unwrap as well.
 #![allow(clippy::unwrap_used)]
 
+mod grammars;
 mod prompts;
 mod protocols;
 mod replies;
+mod schemas;
 
 use std::path::Path;
 

@@ -328,7 +328,11 @@ fn wrong_values_name_their_field() {
         (json!({"messages": [user], "tools": [{"type": "function"}]}), "tools[0]", "function"),
         (json!({"messages": [user], "tools": [tool[0], tool[0]]}), "tools", "unique"),
         (json!({"messages": [user], "tools": tool, "tool_choice": "sometimes"}), "tool_choice", "auto"),
-        (json!({"messages": [user], "tools": tool, "tool_choice": "required"}), "tool_choice", "thinking"),
+        (
+            json!({"messages": [user], "tools": tool, "tool_choice": {"type": "function", "function": {"name": "x"}}}),
+            "tool_choice",
+            "no tool named",
+        ),
         (
             json!({"messages": [user], "tools": tool, "thinking": off(),
                 "tool_choice": {"type": "function", "function": {"name": "nobody"}}}),
