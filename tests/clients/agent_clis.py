@@ -2,8 +2,9 @@
 """Real coding agents, headless, against a running server: agent_clis.py BASE_URL [--bin agents/node_modules/.bin].
 
 Codex speaks Responses, Claude Code speaks Messages, opencode speaks chat completions. Each gets a task, must accept the
-scripted call (see replies.py), run its own tool in an empty folder, send the result back and print the last answer. They
-run with an empty home and no account. The server must serve the names deepseek-v4-flash, gpt-5.5 and gpt-6-sol: Codex
+scripted call (see replies.py), run its own tool in an empty folder, send the result back and print the last answer; then
+the session is continued by another process. The later requests must find the earlier ones in the cache. The agents run
+with an empty home and no account. The server must serve the names deepseek-v4-flash, gpt-5.5 and gpt-6-sol: Codex
 sends freeform tools only for models it knows.
 """
 import argparse
@@ -13,6 +14,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import urllib.request
 
 from checks import Checks
 
@@ -39,19 +41,20 @@ def run(command, home, folder, **variables):
         return "no end", (late.stdout or b"").decode(errors="replace")
 
 
-def codex(c, bin_folder, home, folder, model, task):
+def codex(c, bin_folder, home, folder, model, task, again):
     settings = home / ".codex"
     settings.mkdir(exist_ok=True)
     (settings / "config.toml").write_text(
         f'model = "{model}"\nmodel_provider = "longwave"\n\n[model_providers.longwave]\nname = "longwave"\n'
         f'base_url = "{c.v1}"\nenv_key = "LONGWAVE_API_KEY"\nwire_api = "responses"\nrequest_max_retries = 0\nstream_max_retries = 0\n'
     )
-    flags = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-    return run([bin_folder / "codex", *flags, task], home, folder, LONGWAVE_API_KEY="none")
+    flags = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+    command = ["exec", "resume", "--last"] if again else ["exec"]
+    return run([bin_folder / "codex", *command, *flags, task], home, folder, LONGWAVE_API_KEY="none")
 
 
-def claude(c, bin_folder, home, folder, model, task):
-    flags = ["--allowedTools", "Bash,Write,Read"]
+def claude(c, bin_folder, home, folder, model, task, again):
+    flags = ["--allowedTools", "Bash,Write,Read", *(["--continue"] if again else [])]
     return run(
         [bin_folder / "claude", "-p", task, *flags],
         home,
@@ -64,7 +67,7 @@ def claude(c, bin_folder, home, folder, model, task):
     )
 
 
-def opencode(c, bin_folder, home, folder, model, task):
+def opencode(c, bin_folder, home, folder, model, task, again):
     limit = {"context": 100_000, "output": 8192}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
@@ -74,10 +77,20 @@ def opencode(c, bin_folder, home, folder, model, task):
     }
     config = {"autoupdate": False, "share": "disabled", "provider": {"longwave": provider}, "model": f"longwave/{model}"}
     (folder / "opencode.json").write_text(json.dumps(config))
-    return run([bin_folder / "opencode", "run", task], home, folder, OPENCODE_DISABLE_MODELS_FETCH="1")
+    return run([bin_folder / "opencode", "run", *(["--continue"] if again else []), task], home, folder, OPENCODE_DISABLE_MODELS_FETCH="1")
+
+
+def last_prompt(c):
+    """Cached and all tokens of the longest of the last two prompts: an agent may ask for a title beside its work."""
+    with urllib.request.urlopen(c.base_url + "/debug/prefix", timeout=10) as answer:
+        requests = json.load(answer)["requests"][:2]
+    last = max(requests, key=lambda request: (request["prompt_tokens"], request["cached_tokens"]))
+    return last["cached_tokens"], last["prompt_tokens"]
 
 
 FLASH = "deepseek-v4-flash"
+LEAST = 0.95
+QUESTION = ("What is the capital of Norway?", "The capital of Norway is Oslo.")
 # name, agent, model, task, what the tool leaves in made.txt, the last answer
 TASKS = [
     ("codex, shell", codex, FLASH, "codex: write a file", "hello from codex", "The file is written by codex."),
@@ -103,13 +116,21 @@ def main():
             home, folder = pathlib.Path(base, "home"), pathlib.Path(base, "task")
             home.mkdir()
             folder.mkdir()
-            status, said = agent(c, args.bin.resolve(), home, folder, model, task)
+            where = (c, args.bin.resolve(), home, folder, model)
+            status, said = agent(*where, task, again=False)
             file = folder / "made.txt"
             wrote = file.read_text().strip() if file.exists() else None
             good = c.check(f"{name}: ends well", status == 0, status)
             good &= c.equal(f"{name}: its tool ran", wrote, made)
             good &= c.check(f"{name}: gives the last answer", answer in said, answer)
             good &= c.check(f"{name}: no markup shown", "DSML" not in said and "</think>" not in said)
+            cached, prompt = last_prompt(c)
+            good &= c.check(f"{name}: the result finds its prefix", cached >= LEAST * prompt, f"{cached} of {prompt} tokens")
+            status, later = agent(*where, QUESTION[0], again=True)
+            said += later
+            good &= c.check(f"{name}, continued: answers", status == 0 and QUESTION[1] in later, status)
+            cached, prompt = last_prompt(c)
+            good &= c.check(f"{name}, continued: finds its prefix", cached >= LEAST * prompt, f"{cached} of {prompt} tokens")
             if not good:
                 print("\n".join(f"    | {line}" for line in said[-3000:].splitlines()))
     print(f"{c.passed} passed, {c.failed} failed")
