@@ -31,6 +31,8 @@ READY_S = 120
 GROWTH_BYTES = 32 << 20
 # Small, so that it is full early: memory of the cache is touched as it fills.
 CACHE = "128M"
+# Longest time in seconds to fill it.
+FILL_S = 300
 WORDS = "the river house lamp bread winter letter room morning bridge church table garden paper silver window".split()
 
 
@@ -109,6 +111,17 @@ def settled(server, name, began):
     check(f"{name}: the server lives", server.process.poll() is None)
 
 
+def fill(server, count):
+    """Sessions with longer texts until the cache is full, so that memory which grows later is not the cache's."""
+    for seed in range(2, FILL_S // 5):
+        sessions(server.address, MODEL, count, 5, 0, seed, words=180)
+        with urllib.request.urlopen(server.address + "/debug/prefix", timeout=10) as answer:
+            cache = json.load(answer)
+        if cache["evicted_blocks"] > 0:
+            break
+    check("the cache is full before the load", cache["evicted_blocks"] > 0, f"{cache['blocks']} blocks, {cache['evicted_blocks']} evicted")
+
+
 def aiperf(server, tool, args):
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -132,10 +145,10 @@ def aiperf(server, tool, args):
     settled(server, "aiperf", began)
 
 
-async def session(address, model, leaves, numbers):
+async def session(address, model, leaves, numbers, words):
     """One streamed chat over a socket of its own. Returns (how it went, s to the first token, s in all)."""
     host, port = address.removeprefix("http://").split(":")
-    text = " ".join(numbers.choices(WORDS, k=48))
+    text = " ".join(numbers.choices(WORDS, k=words))
     body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 32, "stream": True}
     body |= {"ignore_eos": True, "thinking": {"type": "disabled"}}
     data = json.dumps(body).encode()
@@ -180,7 +193,7 @@ async def session(address, model, leaves, numbers):
             writer.close()
 
 
-def sessions(address, model, count, seconds, leave, seed=1):
+def sessions(address, model, count, seconds, leave, seed=1, words=48):
     """`count` sessions at a time for so many seconds. Returns how they went, and their times."""
     outcomes, times = {}, []
     until = time.monotonic() + seconds
@@ -189,7 +202,7 @@ def sessions(address, model, count, seconds, leave, seed=1):
         numbers = random.Random(seed * 1000 + index)
         while time.monotonic() < until:
             try:
-                how, first, total = await asyncio.wait_for(session(address, model, numbers.random() < leave, numbers), 300)
+                how, first, total = await asyncio.wait_for(session(address, model, numbers.random() < leave, numbers, words), 300)
             except (OSError, TimeoutError, asyncio.TimeoutError, ValueError) as error:
                 how, first, total = f"{type(error).__name__} {error}", None, None
             outcomes[how] = outcomes.get(how, 0) + 1
@@ -276,7 +289,7 @@ def main():
     parser.add_argument("--endpoint", default="chat", help="what aiperf asks: chat, completions, responses or messages")
     args = parser.parse_args()
     with Server(args.longwave, "--max-num-seqs", str(args.sessions), "--kv-cache-memory-bytes", CACHE) as server:
-        sessions(server.address, MODEL, args.sessions, 5, 0)
+        fill(server, args.sessions)
         if args.aiperf:
             aiperf(server, args.aiperf, args)
         leavers(server, args)
