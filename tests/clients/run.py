@@ -4,7 +4,7 @@
     python -m venv .venv && .venv/bin/pip install -r tests/clients/requirements.txt
     .venv/bin/python tests/clients/run.py target/debug/longwave
 
-Groups: sdk, frameworks, node, damaged, bfcl (these by default) and agents (1.2 GB of coding agents). Packages of npm are installed
+Groups: sdk, frameworks, node, damaged, guarded, bfcl (these by default) and agents (1.2 GB of coding agents). Packages of npm are installed
 where they are missing, from the lock files; the data of bfcl is fetched from PyPI into the target folder. Exits 1 when a
 script failed, and after all of them have run.
 """
@@ -26,6 +26,7 @@ GROUPS = {
     "frameworks": ["langchain_models.py", "agent_sdks.py"],
     "node": ["node/openai.mjs", "node/anthropic.mjs", "node/ai_sdk.mjs"],
     "damaged": ["damaged_requests.py"],
+    "guarded": ["guarded_server.py"],
     "bfcl": ["bfcl.py"],
     "agents": ["agent_clis.py"],
 }
@@ -102,7 +103,10 @@ def main():
             for name in GROUPS[group]:
                 began = time.monotonic()
                 interpreter = "node" if name.endswith(".mjs") else sys.executable
-                target = [args.longwave, bfcl_wheel(args.longwave)] if group == "bfcl" else [server.address, *FLAGS.get(group, [])]
+                if group in ("bfcl", "guarded"):
+                    target = [args.longwave] + ([bfcl_wheel(args.longwave)] if group == "bfcl" else [])
+                else:
+                    target = [server.address, *FLAGS.get(group, [])]
                 print(f"-- {name}", flush=True)
                 done = subprocess.run([interpreter, str(HERE / name), *target], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
                 # A line per check of a script that passed would hide the others.
