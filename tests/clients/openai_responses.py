@@ -140,6 +140,11 @@ def stored(c):
     follow = create(c, "What is the capital of Sweden?", previous_response_id=first.id, reasoning={"effort": "none"})
     c.equal("previous_response_id", follow.output_text, "The capital of Sweden is Stockholm.")
     c.check("previous_response_id: the prompt holds the earlier turn", follow.usage.input_tokens > first.usage.input_tokens, follow.usage)
+    try:
+        kinds = [event.type for event in client.responses.retrieve(first.id, stream=True)]
+        c.equal("retrieve as a stream", kinds[-1:], ["response.completed"])
+    except openai.BadRequestError as error:
+        c.check("retrieve as a stream is refused clearly", "stream" in str(error), error)
     items = client.responses.input_items.list(first.id).data
     c.check("input items", items and items[0].type == "message", items)
     unstored = create(c, "What is the capital of Norway?", store=False)

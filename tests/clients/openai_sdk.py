@@ -277,6 +277,8 @@ def errors(c):
     refused("over the context", bad, "m", "context_length_exceeded", max_tokens=100_000_000)
     refused("top_logprobs without logprobs", bad, "top_logprobs", top_logprobs=3)
     refused("unknown named tool", bad, "tool_choice", tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "nothing"}})
+    old = [{"name": "get_weather", "parameters": {"type": "object"}}]
+    refused("functions, which tools replaced", bad, "function", functions=old)
     refused("tool without a name", bad, "tools[0]", tools=[{"type": "function", "function": {}}])
     refused("response_format without its schema", bad, "response_format", response_format={"type": "json_schema"})
     orphan = [{"role": "user", "content": "x"}, {"role": "tool", "tool_call_id": "call_1", "content": "y"}]
