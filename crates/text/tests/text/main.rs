@@ -6,6 +6,7 @@
 // The lint knows only functions marked #[test]; helpers may unwrap as well.
 #![allow(clippy::unwrap_used)]
 
+mod calls;
 mod grammars;
 mod prompts;
 mod protocols;
