@@ -60,6 +60,11 @@ pub(crate) struct Head {
 fn prepare(app: &App, tenant: Tenant, body: &[u8]) -> Result<(Job, Head), ApiError> {
     let body = json_object(body)?;
     let model = job::model(app, &body)?;
+    for old in ["functions", "function_call"] {
+        if body.get(old).is_some_and(|value| !value.is_null()) {
+            return Err(ApiError::field(old, "replaced by tools and tool_choice, which are to be used"));
+        }
+    }
     let controls = Controls::read(&body, Protocol::Chat, &app.options.sampling, app.engine.limits.vocab)?;
     let plan = ChatPlan::from_body(&body, app.options.chat)?;
     let head = Head {

@@ -4,20 +4,43 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Query, State};
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::errors::ApiError;
 use crate::server::App;
+use crate::sse;
 use crate::tenant::Tenant;
 
-/// GET /v1/responses/{id}.
+/// How a kept response is read.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Form {
+    #[serde(default)]
+    stream: Option<String>,
+}
+
+/// GET /v1/responses/{id}; with `?stream=true` the last event of a finished one.
 pub(crate) async fn get(
     State(app): State<Arc<App>>,
     tenant: Tenant,
     Path(id): Path<String>,
-) -> Result<Json<Value>, ApiError> {
-    app.responses.get(tenant.0, &id).map(Json).ok_or_else(|| ApiError::no_response("response_id", &id))
+    Query(form): Query<Form>,
+) -> Result<Response, ApiError> {
+    let kept = app.responses.get(tenant.0, &id).ok_or_else(|| ApiError::no_response("response_id", &id))?;
+    if form.stream.as_deref() != Some("true") {
+        return Ok(Json(kept).into_response());
+    }
+    let kind = match kept["status"].as_str() {
+        Some(status @ ("completed" | "incomplete" | "failed")) => format!("response.{status}"),
+        _ => return Err(ApiError::field("stream", format!("{id} has not ended; read it without stream until it has"))),
+    };
+    let (frames, response) = sse::channel();
+    let event = json!({"type": kind, "sequence_number": 0, "response": kept});
+    // The queue is longer than one frame.
+    let _ = frames.try_send(sse::typed(&event));
+    Ok(response)
 }
 
 /// GET /v1/responses/{id}/input_items, newest first as the API has it.

@@ -30,6 +30,7 @@ async fn bad_fields_are_named() {
     for (field, value, words) in [
         ("messages", json!([]), "empty"),
         ("messages", Value::Null, "required"),
+        ("functions", json!([{"name": "f"}]), "tools"),
         ("temperature", json!("hot"), "number"),
         ("temperature", json!(3), "0 to 2"),
         ("top_p", json!(0), "above 0"),

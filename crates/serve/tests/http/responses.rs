@@ -103,6 +103,8 @@ async fn a_kept_response_is_continued_read_listed_and_forgotten() {
     let first = create(&server, json!({"input": "hi"})).await;
     let id = first["id"].as_str().unwrap();
     assert_eq!(get(server.port, &format!("/v1/responses/{id}")).await.json(), first);
+    let last = get(server.port, &format!("/v1/responses/{id}?stream=true")).await.named();
+    assert_eq!((last[0].0.as_str(), &last[0].1["response"]), ("response.completed", &first));
     let second = create(&server, json!({"input": "again", "previous_response_id": id})).await;
     assert_eq!(second["previous_response_id"], id);
     assert!(second["usage"]["input_tokens"].as_u64() > first["usage"]["total_tokens"].as_u64());
