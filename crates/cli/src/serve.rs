@@ -3,6 +3,9 @@
 //! Takes the flags of `vllm serve` that mean something here, so that a command line works by replacing the program's
 //! name; a value without a meaning is an error that says what to use, and a flag without an effect says so once.
 
+mod observing;
+mod security;
+
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -42,6 +45,10 @@ pub struct Args {
     script: Option<PathBuf>,
     #[command(flatten)]
     vllm: VllmFlags,
+    #[command(flatten)]
+    security: security::SecurityArgs,
+    #[command(flatten)]
+    observing: observing::ObservingArgs,
 }
 
 /// Flags of `vllm serve` that have one meaning here.
@@ -151,8 +158,12 @@ pub fn run(args: Args) -> Result<()> {
     // Colours are for a terminal; NO_COLOR turns them off there too.
     log.with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none()).init();
     let tiers = args.tiers.check(!args.model.no_enable_prefix_caching)?;
-    for note in args.vllm.check()? {
+    for note in args.vllm.check()?.into_iter().chain(args.observing.notes()) {
         tracing::info!("{note}");
+    }
+    let security = args.security.check()?;
+    for warning in security::warnings(&args.host, &security) {
+        tracing::warn!("{warning}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     // The port first: a user should not wait for a model to load only to hear that the port is taken.
@@ -160,6 +171,9 @@ pub fn run(args: Args) -> Result<()> {
         host: args.host,
         port: args.port,
         max_body_bytes: args.max_body_bytes as usize,
+        security,
+        log_stats: args.observing.log_stats(),
+        log_requests: args.observing.log_requests(),
         ..ServerOptions::default()
     };
     let listener = runtime.block_on(longwave_serve::bind(&options))?;
@@ -206,8 +220,9 @@ fn serve(runtime: &Runtime, listener: TcpListener, app: Arc<App>, started: Insta
         Signals::listen()
     };
     tracing::info!(
-        "ready on http://{address} after {:.2} s (try: curl http://{address}/v1/models)",
-        started.elapsed().as_secs_f64()
+        "ready on {scheme}://{address} after {:.2} s (try: curl {scheme}://{address}/v1/models)",
+        started.elapsed().as_secs_f64(),
+        scheme = app.scheme(),
     );
     runtime.block_on(longwave_serve::run(listener, app, shutdown_signal(signals)))?;
     Ok(())

@@ -12,6 +12,8 @@ mod completions;
 mod errors;
 mod lifecycle;
 mod messages;
+mod metrics;
 mod replay;
 mod responses;
+mod security;
 mod tokens;
