@@ -3,6 +3,7 @@
 //! Takes the flags of `vllm serve` that mean something here, so that a command line works by replacing the program's
 //! name; a value without a meaning is an error that says what to use, and a flag without an effect says so once.
 
+mod batching;
 mod observing;
 mod security;
 
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use longwave_serve::{App, EngineApi, ServerOptions};
+use longwave_serve::{App, Batches, EngineApi, ServerOptions};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
@@ -49,6 +50,8 @@ pub struct Args {
     security: security::SecurityArgs,
     #[command(flatten)]
     observing: observing::ObservingArgs,
+    #[command(flatten)]
+    batching: batching::BatchingArgs,
 }
 
 /// Flags of `vllm serve` that have one meaning here.
@@ -177,13 +180,14 @@ pub fn run(args: Args) -> Result<()> {
         ..ServerOptions::default()
     };
     let listener = runtime.block_on(longwave_serve::bind(&options))?;
+    let batches = args.batching.open()?;
     if let Some(file) = &args.script {
         let tokenizer = load::tokenizer(&args.model)?;
         let context = args.model.max_model_len.unwrap_or(longwave_model::presets::flash().max_position_embeddings);
         let engine = script::engine(file, tokenizer.clone(), context)?;
         options.served_model_names =
             if args.served_model_name.is_empty() { vec![load::name(&args.model)] } else { args.served_model_name };
-        return serve(&runtime, listener, Arc::new(App::new(options, engine, tokenizer)), started);
+        return serve(&runtime, listener, App::new(options, engine, tokenizer), batches, started);
     }
     let model = load::open(&args.model, tiers.clone())?;
     tracing::info!("{}", model.summary);
@@ -202,8 +206,8 @@ pub fn run(args: Args) -> Result<()> {
     if let Some(line) = tiers::describe(&tiers, &status.tiers) {
         tracing::info!("{line}");
     }
-    let app = Arc::new(App::new(options, api, model.tokenizer));
-    serve(&runtime, listener, app, started)?;
+    let app = App::new(options, api, model.tokenizer);
+    serve(&runtime, listener, app, batches, started)?;
     model.engine.shutdown();
     if let Some(fault) = model.engine.status().tiers.disk_fault {
         tracing::warn!("the cache directory failed at least once: {fault}");
@@ -212,7 +216,11 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 /// Serves until a signal comes and the running requests have ended.
-fn serve(runtime: &Runtime, listener: TcpListener, app: Arc<App>, started: Instant) -> Result<()> {
+fn serve(runtime: &Runtime, listener: TcpListener, app: App, batches: Option<Batches>, started: Instant) -> Result<()> {
+    let app = Arc::new(match batches {
+        Some(batches) => app.with_batches(batches),
+        None => app,
+    });
     let address = listener.local_addr()?;
     // Before anybody is told that the server is ready and may stop it.
     let signals = {

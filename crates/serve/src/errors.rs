@@ -126,6 +126,42 @@ impl ApiError {
         ApiError::new(status, BAD_REQUEST, "headers_too_large", message)
     }
 
+    /// Files and batches were asked for where there are none.
+    pub(crate) fn no_batches() -> ApiError {
+        let message = "files and batches are off on this server; start it with --batch-dir DIR";
+        ApiError::new(StatusCode::NOT_FOUND, BAD_REQUEST, "batches_off", message)
+    }
+
+    /// Something that the caller does not have.
+    pub(crate) fn no_such(what: &str, id: &str, param: &str) -> ApiError {
+        let message = format!("there is no {what} {:?}", id.chars().take(100).collect::<String>());
+        let mut error = ApiError::new(StatusCode::NOT_FOUND, BAD_REQUEST, "not_found", message);
+        error.param = Some(param.to_owned());
+        error
+    }
+
+    /// Not possible in the state that something is in.
+    pub(crate) fn conflict(code: &'static str, message: String) -> ApiError {
+        ApiError::new(StatusCode::CONFLICT, BAD_REQUEST, code, message)
+    }
+
+    /// An upload over the limit.
+    pub(crate) fn file_too_large(most: u64) -> ApiError {
+        let message =
+            format!("the file is larger than the {most} bytes that this server takes (--batch-max-file-bytes)");
+        let mut error = ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, BAD_REQUEST, "file_too_large", message);
+        error.param = Some("file".to_owned());
+        error
+    }
+
+    /// No room for another file.
+    pub(crate) fn files_full(most_bytes: u64, most_files: usize) -> ApiError {
+        let message = format!(
+            "the server keeps {most_bytes} bytes (--batch-max-bytes) in {most_files} files at most; delete some first"
+        );
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, BAD_REQUEST, "storage_full", message)
+    }
+
     fn response(self, body: Value) -> Response {
         let mut response = (self.status, axum::Json(body)).into_response();
         if self.status == StatusCode::UNAUTHORIZED {

@@ -5,6 +5,7 @@
 //! its client goes away.
 
 mod answer;
+mod batch;
 mod body_guard;
 mod caller;
 mod chat;
@@ -42,6 +43,7 @@ mod tenant;
 mod tokens;
 mod turn_record;
 
+pub use batch::{BatchError, BatchOptions, Batches, OfflineError, OfflineOptions, OfflineResult, check_file, run_file};
 pub use follow::followed;
 pub use generation::EngineApi;
 pub use options::{SamplingDefaults, ServerOptions};

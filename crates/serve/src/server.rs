@@ -16,6 +16,7 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
+use crate::batch::{self, Batches};
 use crate::errors::ApiError;
 use crate::follow::Follow;
 use crate::generation::EngineApi;
@@ -76,6 +77,8 @@ pub struct App {
     pub(crate) replays: Replays,
     pub(crate) metrics: Metrics,
     pub(crate) gate: Gate,
+    /// Files and batches, where they are kept.
+    pub(crate) batches: Option<Arc<Batches>>,
 }
 
 impl App {
@@ -98,11 +101,18 @@ impl App {
             prefixes: PrefixLog::default(),
             responses: ResponseStore::default(),
             replays: Replays::default(),
+            batches: None,
         }
     }
 }
 
 impl App {
+    /// Turns files and batches on.
+    pub fn with_batches(mut self, batches: Batches) -> App {
+        self.batches = Some(Arc::new(batches));
+        self
+    }
+
     /// What the address of the server begins with: `https` or `http`.
     pub fn scheme(&self) -> &'static str {
         if self.options.security.tls.is_some() { "https" } else { "http" }
@@ -151,6 +161,8 @@ pub(crate) fn routes(app: &Arc<App>) -> Router<Arc<App>> {
         .route("/debug/prefix", get(prefix::debug))
         .route("/debug/engine", get(prefix::engine))
         .route("/version", get(health::version))
+        .merge(batch::file_routes(app))
+        .merge(batch::batch_routes())
         .fallback(|uri: Uri| async move { ApiError::not_found(uri.path()) })
         .method_not_allowed_fallback(|method: Method, uri: Uri| async move {
             ApiError::wrong_method(method.as_str(), uri.path())
@@ -180,7 +192,10 @@ pub async fn run(
     let options = &app.options;
     let tls = options.security.tls.as_ref().map(tls::load).transpose()?.map(TlsAcceptor::from);
     let log_line = options.log_stats.then(|| tokio::spawn(log_line::run(app.clone())));
+    let batches = tokio::spawn(batch::serve(app.clone()));
     connections::serve(listener, router(app.clone()), &options.security, tls, shutdown).await;
+    // What they were about to do is done after the next start.
+    batches.abort();
     if let Some(log_line) = log_line {
         log_line.abort();
     }

@@ -4,6 +4,8 @@
 //! requests, counted as they run; the engine's status, read at a scrape; the process. Shows counts, never text.
 
 mod buckets;
+#[cfg(test)]
+mod dashboard;
 mod engine;
 mod families;
 pub(crate) mod http;
@@ -55,6 +57,10 @@ impl Metrics {
         let requests = Arc::new(RequestFamilies::new(&maker, context));
         let rejections =
             maker.counters("vllm:admission_rejections_total", "Requests that were turned away, by reason.", "reason");
+        for reason in ["queue_full", "stalled", "stopped", "key_concurrency", "key_rate"] {
+            // From 0 on, so that the first one is seen as a rise.
+            rejections.with_label_values(&[reason]);
+        }
         let answers = maker.histogram("vllm:request_params_n", "Answers asked for to one prompt.", &buckets::ANSWERS);
         let http = HttpFamilies::new(&of_server);
         #[cfg(target_os = "linux")]

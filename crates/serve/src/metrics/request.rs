@@ -118,6 +118,14 @@ impl RequestFamilies {
     }
 }
 
+#[cfg(test)]
+impl RequestFamilies {
+    /// Makes every family appear.
+    pub(super) fn touch(&self) {
+        self.prefix_ends.with_label_values(&["off"]);
+    }
+}
+
 /// One request.
 pub(crate) struct RequestWatch {
     families: Arc<RequestFamilies>,
@@ -221,5 +229,78 @@ impl RequestWatch {
         if output_tokens > 1 {
             families.per_token_s.observe(decode.as_secs_f64() / f64::from(output_tokens - 1));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use longwave_engine::step::{ReturnLogits, Sampling};
+    use prometheus::Registry;
+
+    fn request(prompt: usize) -> Request {
+        Request {
+            prompt: vec![1; prompt],
+            max_tokens: 1000,
+            min_tokens: 0,
+            stop_tokens: Vec::new(),
+            sampling: Sampling::default(),
+            priority: 0,
+            salt: 0,
+            logits: ReturnLogits::No,
+            constraint: None,
+        }
+    }
+
+    #[test]
+    fn nothing_is_lost_when_many_threads_count() {
+        const TOKENS: u64 = 50_000;
+        let registry = Registry::new();
+        let families = Arc::new(RequestFamilies::new(&Maker(&registry), 4096));
+        let started = Instant::now();
+        std::thread::scope(|threads| {
+            for _ in 0..4 {
+                let mut watch = RequestWatch::new(families.clone(), &request(10));
+                threads.spawn(move || {
+                    watch.see(&Event::Scheduled { cached_tokens: 0, prefix: PrefixReport::default() });
+                    for _ in 0..TOKENS {
+                        watch.see(&Event::Tokens { tokens: vec![7], logprobs: Vec::new() });
+                    }
+                    let reason = FinishReason::Length;
+                    watch.see(&Event::Finished { reason, prompt_tokens: 10, cached_tokens: 0, output_tokens: 1 });
+                });
+            }
+        });
+        println!("{:?} per token event, four threads at once", started.elapsed() / (4 * TOKENS as u32));
+        assert_eq!(families.generation_tokens.get(), 4 * TOKENS);
+        assert_eq!(families.between_tokens_s.get_sample_count(), 4 * (TOKENS - 1));
+        assert_eq!((families.prompt_tokens.get(), families.length.get()), (40, 4));
+    }
+
+    #[test]
+    fn a_prompt_is_split_by_where_its_tokens_came_from() {
+        let registry = Registry::new();
+        let families = Arc::new(RequestFamilies::new(&Maker(&registry), 4096));
+        let mut watch = RequestWatch::new(families.clone(), &request(1000));
+        let prefix = PrefixReport { cached_tokens: 768, host_tokens: 256, disk_tokens: 256, ..PrefixReport::default() };
+        watch.see(&Event::Scheduled { cached_tokens: 768, prefix });
+        watch.see(&Event::Tokens { tokens: vec![7, 8], logprobs: Vec::new() });
+        let counts =
+            [&families.computed_source, &families.local_source, &families.tier_source, &families.cached_tokens];
+        assert_eq!(counts.map(IntCounter::get), [232, 256, 512, 768]);
+        assert_eq!(families.generation_tokens.get(), 2);
+    }
+
+    #[test]
+    fn a_refused_request_is_no_served_one() {
+        let registry = Registry::new();
+        let families = Arc::new(RequestFamilies::new(&Maker(&registry), 4096));
+        let mut watch = RequestWatch::new(families.clone(), &request(1));
+        let reason = FinishReason::Refused(longwave_engine::request::Refusal::EmptyPrompt);
+        watch.see(&Event::Finished { reason, prompt_tokens: 1, cached_tokens: 0, output_tokens: 0 });
+        assert_eq!(families.whole_s.get_sample_count(), 0);
+        let reason = FinishReason::Failed("x".into());
+        watch.see(&Event::Finished { reason, prompt_tokens: 1, cached_tokens: 0, output_tokens: 0 });
+        assert_eq!((families.failed.get(), families.whole_s.get_sample_count()), (1, 1));
     }
 }

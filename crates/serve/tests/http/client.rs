@@ -63,6 +63,17 @@ pub async fn send_with(port: u16, method: &str, path: &str, headers: &str, body:
     read(&mut open_with(port, method, path, headers, body).await).await
 }
 
+/// A form; the headers hold its type.
+pub async fn send_form(port: u16, path: &str, headers: &str, body: &[u8]) -> Response {
+    let mut socket = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let length = body.len();
+    let head =
+        format!("POST {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{headers}content-length: {length}\r\n\r\n");
+    socket.write_all(head.as_bytes()).await.unwrap();
+    let _ = socket.write_all(body).await;
+    read(&mut socket).await
+}
+
 /// Reads an answer to the end of the connection.
 pub async fn read(socket: &mut (impl AsyncRead + Unpin)) -> Response {
     let mut bytes = Vec::new();

@@ -3,6 +3,7 @@
 // The lint knows only functions marked #[test]; helpers may unwrap as well.
 #![allow(clippy::unwrap_used)]
 
+mod batch;
 mod client;
 mod many;
 mod scripted;
