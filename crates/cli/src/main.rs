@@ -3,6 +3,7 @@
 //! Exit codes: 0 done, 1 the user can mend it (wrong model, port, flag), 2 wrong command line (clap's own).
 
 mod argv;
+mod batch;
 mod chat;
 mod doctor;
 mod inspect;
@@ -35,6 +36,8 @@ struct Cli {
 enum Command {
     /// Serve a model over HTTP: the APIs of OpenAI (chat, completions, responses) and Anthropic (messages).
     Serve(Box<serve::Args>),
+    /// Answer a file of requests into another file, without a server.
+    Batch(Box<batch::Args>),
     /// Talk to a model in the terminal.
     Chat(Box<chat::Args>),
     /// Show that requests give the same tokens and logits however they are served.
@@ -54,6 +57,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = argv::normalise(std::env::args_os()).and_then(|args| match Cli::parse_from(args).command {
         Command::Serve(args) => serve::run(*args),
+        Command::Batch(args) => batch::run(*args),
         Command::Chat(args) => chat::run(*args),
         Command::Prove(args) => prove::run(*args),
         Command::Render(args) => render::run(args),

@@ -3,13 +3,17 @@
 //! Takes the flags of `vllm serve` that mean something here, so that a command line works by replacing the program's
 //! name; a value without a meaning is an error that says what to use, and a flag without an effect says so once.
 
+mod batching;
+mod observing;
+mod security;
+
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use longwave_serve::{App, EngineApi, ServerOptions};
+use longwave_serve::{App, Batches, EngineApi, ServerOptions};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
@@ -42,6 +46,12 @@ pub struct Args {
     script: Option<PathBuf>,
     #[command(flatten)]
     vllm: VllmFlags,
+    #[command(flatten)]
+    security: security::SecurityArgs,
+    #[command(flatten)]
+    observing: observing::ObservingArgs,
+    #[command(flatten)]
+    batching: batching::BatchingArgs,
 }
 
 /// Flags of `vllm serve` that have one meaning here.
@@ -151,8 +161,12 @@ pub fn run(args: Args) -> Result<()> {
     // Colours are for a terminal; NO_COLOR turns them off there too.
     log.with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none()).init();
     let tiers = args.tiers.check(!args.model.no_enable_prefix_caching)?;
-    for note in args.vllm.check()? {
+    for note in args.vllm.check()?.into_iter().chain(args.observing.notes()) {
         tracing::info!("{note}");
+    }
+    let security = args.security.check()?;
+    for warning in security::warnings(&args.host, &security) {
+        tracing::warn!("{warning}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     // The port first: a user should not wait for a model to load only to hear that the port is taken.
@@ -160,16 +174,20 @@ pub fn run(args: Args) -> Result<()> {
         host: args.host,
         port: args.port,
         max_body_bytes: args.max_body_bytes as usize,
+        security,
+        log_stats: args.observing.log_stats(),
+        log_requests: args.observing.log_requests(),
         ..ServerOptions::default()
     };
     let listener = runtime.block_on(longwave_serve::bind(&options))?;
+    let batches = args.batching.open()?;
     if let Some(file) = &args.script {
         let tokenizer = load::tokenizer(&args.model)?;
         let context = args.model.max_model_len.unwrap_or(longwave_model::presets::flash().max_position_embeddings);
         let engine = script::engine(file, tokenizer.clone(), context)?;
         options.served_model_names =
             if args.served_model_name.is_empty() { vec![load::name(&args.model)] } else { args.served_model_name };
-        return serve(&runtime, listener, Arc::new(App::new(options, engine, tokenizer)), started);
+        return serve(&runtime, listener, App::new(options, engine, tokenizer), batches, started);
     }
     let model = load::open(&args.model, tiers.clone())?;
     tracing::info!("{}", model.summary);
@@ -188,8 +206,8 @@ pub fn run(args: Args) -> Result<()> {
     if let Some(line) = tiers::describe(&tiers, &status.tiers) {
         tracing::info!("{line}");
     }
-    let app = Arc::new(App::new(options, api, model.tokenizer));
-    serve(&runtime, listener, app, started)?;
+    let app = App::new(options, api, model.tokenizer);
+    serve(&runtime, listener, app, batches, started)?;
     model.engine.shutdown();
     if let Some(fault) = model.engine.status().tiers.disk_fault {
         tracing::warn!("the cache directory failed at least once: {fault}");
@@ -198,7 +216,11 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 /// Serves until a signal comes and the running requests have ended.
-fn serve(runtime: &Runtime, listener: TcpListener, app: Arc<App>, started: Instant) -> Result<()> {
+fn serve(runtime: &Runtime, listener: TcpListener, app: App, batches: Option<Batches>, started: Instant) -> Result<()> {
+    let app = Arc::new(match batches {
+        Some(batches) => app.with_batches(batches),
+        None => app,
+    });
     let address = listener.local_addr()?;
     // Before anybody is told that the server is ready and may stop it.
     let signals = {
@@ -206,8 +228,9 @@ fn serve(runtime: &Runtime, listener: TcpListener, app: Arc<App>, started: Insta
         Signals::listen()
     };
     tracing::info!(
-        "ready on http://{address} after {:.2} s (try: curl http://{address}/v1/models)",
-        started.elapsed().as_secs_f64()
+        "ready on {scheme}://{address} after {:.2} s (try: curl {scheme}://{address}/v1/models)",
+        started.elapsed().as_secs_f64(),
+        scheme = app.scheme(),
     );
     runtime.block_on(longwave_serve::run(listener, app, shutdown_signal(signals)))?;
     Ok(())

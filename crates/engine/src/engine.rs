@@ -12,6 +12,7 @@ use longwave_model::geometry::{Bucket, MAX_DRAFTS};
 
 use crate::admission::Admission;
 use crate::constraint::{allows, mask_words};
+use crate::phases::StepTotals;
 use crate::pool::{PoolCount, Pools, Units};
 use crate::prefix::{PrefixCache, PrefixOptions};
 use crate::report::PrefixStatus;
@@ -118,6 +119,8 @@ pub struct Status {
     pub tiers: TiersStatus,
     /// Wall time of the last step; zero before the first one and when nobody measures.
     pub last_step: std::time::Duration,
+    /// Times and sizes of all steps; nothing when nobody measures.
+    pub step_totals: StepTotals,
     /// Bounds of the backend.
     pub limits: Limits,
     /// Whether the engine takes requests.
@@ -151,6 +154,7 @@ impl Status {
             prefix: PrefixStatus::default(),
             tiers: TiersStatus::default(),
             last_step: std::time::Duration::ZERO,
+            step_totals: StepTotals::default(),
             limits,
             alive: true,
             stalled: false,

@@ -8,10 +8,11 @@ use std::collections::{BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::admission::Admission;
 use crate::engine::{Engine, EngineOptions, Status};
+use crate::phases::StepTotals;
 use crate::request::{Event, EventSink, FinishReason, Request, RequestId, SubmitError};
 use crate::step::{Backend, Limits};
 use crate::tier::DirectoryError;
@@ -217,6 +218,7 @@ fn run<B: Backend>(mut engine: Engine<B>, shared: &Shared) {
 fn drive<B: Backend>(engine: &mut Engine<B>, shared: &Shared, taken: &mut VecDeque<Submission>) -> String {
     let mut cancels = BTreeSet::new();
     let mut idle = false;
+    let (mut last_step, mut step_totals, mut computed) = (Duration::ZERO, StepTotals::default(), (0, 0));
     loop {
         {
             let mut intake = lock(&shared.intake);
@@ -242,13 +244,17 @@ fn drive<B: Backend>(engine: &mut Engine<B>, shared: &Shared, taken: &mut VecDeq
         while let Some(id) = cancels.pop_first() {
             engine.cancel(id);
         }
-        let started = Instant::now();
+        let (started, before) = (Instant::now(), computed);
         shared.watchdog.set_busy(true);
         idle = !engine.step();
         if !idle {
             shared.watchdog.beat();
         }
-        let last_step = if idle { lock(&shared.status).last_step } else { started.elapsed() };
-        shared.publish(Status { last_step, ..engine.status() });
+        let status = engine.status();
+        if !idle {
+            (last_step, computed) = (started.elapsed(), (status.prompt_tokens, status.output_tokens));
+            step_totals.add(computed.0 - before.0, computed.1 - before.1, last_step);
+        }
+        shared.publish(Status { last_step, step_totals, ..status });
     }
 }

@@ -7,6 +7,7 @@ pub mod constraint;
 pub mod engine;
 pub mod forced;
 pub mod handle;
+pub mod phases;
 pub mod pool;
 pub mod proof;
 pub mod replay;

@@ -60,6 +60,25 @@ pub enum PrefixEnd {
     PromptEnd,
 }
 
+impl PrefixEnd {
+    /// Its name in reports and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            PrefixEnd::Off => "off",
+            PrefixEnd::EveryPositionWanted => "every_position_wanted",
+            PrefixEnd::TooShort => "too_short",
+            PrefixEnd::Empty => "empty",
+            PrefixEnd::NoSuchPrefix => "no_such_prefix",
+            PrefixEnd::Diverged => "diverged",
+            PrefixEnd::CachedTextEnds => "cached_text_ends",
+            PrefixEnd::Evicted { .. } => "evicted",
+            PrefixEnd::CheckpointMissing => "checkpoint_missing",
+            PrefixEnd::CheckpointEvicted { .. } => "checkpoint_evicted",
+            PrefixEnd::PromptEnd => "prompt_end",
+        }
+    }
+}
+
 impl fmt::Display for PrefixReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (cached, matched) = (self.cached_tokens, self.matched_tokens);

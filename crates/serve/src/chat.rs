@@ -14,6 +14,7 @@ use longwave_text::{ChatPlan, ReplyFinish};
 use serde_json::{Value, json};
 
 use crate::answer::{Answer, Usage};
+use crate::caller::Caller;
 use crate::controls::{Controls, Protocol};
 use crate::errors::{ApiError, json_object, whole_body};
 use crate::job::{self, Job, fresh_id};
@@ -25,12 +26,13 @@ use crate::{chat_stream, sse};
 /// The handler.
 pub(crate) async fn complete(
     State(app): State<Arc<App>>,
+    caller: Caller,
     tenant: Tenant,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let body = whole_body(body, app.options.max_body_bytes)?;
     let (job, head) = job::blocking(&app, move |app| prepare(app, tenant, &body)).await?;
-    let mut answers = job::submit(&app, &head.id, job)?;
+    let mut answers = job::submit(&app, &caller, &head.id, job)?;
     job::started(&app, &mut answers, head.stream).await?;
     let head = Arc::new(head);
     if head.stream {

@@ -15,6 +15,7 @@ use longwave_text::{AnswerRules, PlainReply, ReplyFinish, ReplyOptions, ReplySta
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Usage};
+use crate::caller::Caller;
 use crate::chat::{finish_reason, stop_reason};
 use crate::controls::{Controls, Protocol};
 use crate::errors::{ApiError, json_object, whole_body};
@@ -46,13 +47,14 @@ pub(crate) struct Head {
 /// The handler.
 pub(crate) async fn complete(
     State(app): State<Arc<App>>,
+    caller: Caller,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let body = whole_body(body, app.options.max_body_bytes)?;
     let (jobs, head) = job::blocking(&app, move |app| prepare(app, &json_object(&body)?)).await?;
     let mut answers = Vec::new();
     for job in jobs {
-        answers.append(&mut job::submit(&app, &head.id, job)?);
+        answers.append(&mut job::submit(&app, &caller, &head.id, job)?);
     }
     // The other prompts wait in the queue meanwhile; what refuses one of them fails its answer.
     job::started(&app, &mut answers, head.stream).await?;

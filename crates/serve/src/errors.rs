@@ -10,6 +10,8 @@ use longwave_engine::request::{Refusal, SubmitError};
 use longwave_text::ChatError;
 use serde_json::{Map, Value, json};
 
+use crate::security;
+
 /// A failed request.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ApiError {
@@ -103,8 +105,68 @@ impl ApiError {
         ApiError::new(StatusCode::BAD_REQUEST, BAD_REQUEST, "grammar_too_complex", why)
     }
 
+    /// No key, or one that is not accepted; the same words for both.
+    pub(crate) fn unauthorised() -> ApiError {
+        let message =
+            "an API key is needed: send `Authorization: Bearer KEY` or `x-api-key: KEY` with a key of this server";
+        ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", "invalid_api_key", message)
+    }
+
+    /// Too much of one key.
+    pub(crate) fn rate_limited(code: &'static str, message: String, retry_after_s: u32) -> ApiError {
+        let mut error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", code, message);
+        error.retry_after_s = Some(retry_after_s);
+        error
+    }
+
+    /// Headers over the limit.
+    pub(crate) fn head_too_large(bytes: usize, most: usize) -> ApiError {
+        let message = format!("the headers have {bytes} bytes, this server takes {most} (--max-header-bytes)");
+        let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+        ApiError::new(status, BAD_REQUEST, "headers_too_large", message)
+    }
+
+    /// Files and batches were asked for where there are none.
+    pub(crate) fn no_batches() -> ApiError {
+        let message = "files and batches are off on this server; start it with --batch-dir DIR";
+        ApiError::new(StatusCode::NOT_FOUND, BAD_REQUEST, "batches_off", message)
+    }
+
+    /// Something that the caller does not have.
+    pub(crate) fn no_such(what: &str, id: &str, param: &str) -> ApiError {
+        let message = format!("there is no {what} {:?}", id.chars().take(100).collect::<String>());
+        let mut error = ApiError::new(StatusCode::NOT_FOUND, BAD_REQUEST, "not_found", message);
+        error.param = Some(param.to_owned());
+        error
+    }
+
+    /// Not possible in the state that something is in.
+    pub(crate) fn conflict(code: &'static str, message: String) -> ApiError {
+        ApiError::new(StatusCode::CONFLICT, BAD_REQUEST, code, message)
+    }
+
+    /// An upload over the limit.
+    pub(crate) fn file_too_large(most: u64) -> ApiError {
+        let message =
+            format!("the file is larger than the {most} bytes that this server takes (--batch-max-file-bytes)");
+        let mut error = ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, BAD_REQUEST, "file_too_large", message);
+        error.param = Some("file".to_owned());
+        error
+    }
+
+    /// No room for another file.
+    pub(crate) fn files_full(most_bytes: u64, most_files: usize) -> ApiError {
+        let message = format!(
+            "the server keeps {most_bytes} bytes (--batch-max-bytes) in {most_files} files at most; delete some first"
+        );
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, BAD_REQUEST, "storage_full", message)
+    }
+
     fn response(self, body: Value) -> Response {
         let mut response = (self.status, axum::Json(body)).into_response();
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         if let Some(seconds) = self.retry_after_s {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
@@ -202,6 +264,9 @@ pub(crate) fn whole_body(body: Result<Bytes, BytesRejection>, max_bytes: usize) 
         if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
             let message = format!("the body is larger than the {max_bytes} bytes that this server takes");
             ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, BAD_REQUEST, "request_too_large", message)
+        } else if security::is_slow_sender(&rejection) {
+            let message = "the body came to a halt for too long; send it again, without pauses";
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, BAD_REQUEST, "body_timeout", message)
         } else {
             ApiError::new(StatusCode::BAD_REQUEST, BAD_REQUEST, "invalid_body", rejection.body_text())
         }

@@ -7,13 +7,16 @@
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use longwave_engine::Status;
 use longwave_engine::handle::EngineHandle;
 use longwave_engine::request::{Event, EventSink, Request, RequestId, SubmitError};
 use longwave_engine::step::Limits;
 use tokio::sync::mpsc;
+
+use crate::caller::Caller;
+use crate::server::App;
 
 /// What the server needs of an engine.
 #[derive(Clone)]
@@ -51,17 +54,34 @@ pub(crate) struct Generation {
     id: RequestId,
     engine: EngineApi,
     finished: bool,
+    /// Tells the metrics that the answer was complete.
+    complete: Arc<AtomicBool>,
 }
 
 impl Generation {
-    pub(crate) fn submit(engine: &EngineApi, request: Request) -> Result<Generation, SubmitError> {
+    /// Hands a request over for `caller`, whose salt and priority it gets.
+    pub(crate) fn submit(app: &App, caller: &Caller, mut request: Request) -> Result<Generation, SubmitError> {
+        request.salt = caller.salt(request.salt);
+        request.priority = caller.priority(request.priority);
+        log_prompt(app, &request);
+        let mut watch = app.metrics.watch(&request);
+        let complete = watch.complete();
         // Unbounded in form only: a request gives at most max_tokens token events and three others, and the sink must
         // never block the engine thread.
         let (sender, events) = mpsc::unbounded_channel();
         // A closed channel means the client is gone; the drop below has cancelled already.
-        let sink: EventSink = Box::new(move |event| drop(sender.send(event)));
-        let id = (engine.submit)(request, sink)?;
-        Ok(Generation { events, first: None, id, engine: engine.clone(), finished: false })
+        let sink: EventSink = Box::new(move |event| {
+            watch.see(&event);
+            drop(sender.send(event));
+        });
+        let id = (app.engine.submit)(request, sink).inspect_err(|error| {
+            app.metrics.rejected(match error {
+                SubmitError::QueueFull { .. } => "queue_full",
+                SubmitError::Stalled { .. } => "stalled",
+                SubmitError::Stopped(_) => "stopped",
+            });
+        })?;
+        Ok(Generation { events, first: None, id, engine: app.engine.clone(), finished: false, complete })
     }
 
     /// Waits for the first event and leaves it in place.
@@ -82,8 +102,14 @@ impl Generation {
         event
     }
 
-    /// Ends the request early.
+    /// Ends the request early because its answer is complete, as at a stop text.
     pub(crate) fn cancel(&mut self) {
+        self.complete.store(true, Ordering::Relaxed);
+        self.abort();
+    }
+
+    /// Ends the request early because nobody waits for it any more.
+    fn abort(&mut self) {
         if !self.finished {
             self.finished = true;
             (self.engine.cancel)(self.id);
@@ -93,8 +119,17 @@ impl Generation {
 
 impl Drop for Generation {
     fn drop(&mut self) {
-        self.cancel();
+        self.abort();
     }
+}
+
+/// Writes the prompt to the log, if that was asked for.
+fn log_prompt(app: &App, request: &Request) {
+    let Some(most) = app.options.log_requests else { return };
+    let text = app.tokenizer.decode(&request.prompt);
+    let shown: String = text.chars().take(most).collect();
+    let (tokens, max_tokens) = (request.prompt.len(), request.max_tokens);
+    tracing::info!(tokens, max_tokens, temperature = request.sampling.temperature, "prompt: {shown:?}");
 }
 
 /// A number that no other request of this process gets, hard to guess from outside.

@@ -1,4 +1,4 @@
-//! GET /health, /ready and /version.
+//! GET /health, /ready, /ping and /version.
 //! Bad health means that the engine takes no requests now; it is asked at every call, nothing is cached.
 
 use std::sync::Arc;

@@ -11,6 +11,7 @@ use longwave_text::{ChatPlan, PlainReply, Reply, ReplyOptions, ReplyStart};
 use serde_json::{Map, Value};
 
 use crate::answer::{Answer, Reader};
+use crate::caller::Caller;
 use crate::controls::Controls;
 use crate::errors::ApiError;
 use crate::generation::{Generation, fresh_number};
@@ -120,8 +121,9 @@ pub(crate) fn of_prompt(
     Ok(Job { request, answers: controls.answers, reply, plain: None, recording: None })
 }
 
-/// Submits a job; `id` is for the log.
-pub(crate) fn submit(app: &Arc<App>, id: &str, job: Job) -> Result<Vec<Answer>, ApiError> {
+/// Submits a job for `caller`; `id` is for the log.
+pub(crate) fn submit(app: &Arc<App>, caller: &Caller, id: &str, job: Job) -> Result<Vec<Answer>, ApiError> {
+    app.metrics.asked_for(job.answers);
     let prompt_tokens = job.request.prompt.len();
     // The end of a turn stays out of the text even when the request goes on after it (ignore_eos).
     let mut silent = job.request.stop_tokens.clone();
@@ -130,7 +132,7 @@ pub(crate) fn submit(app: &Arc<App>, id: &str, job: Job) -> Result<Vec<Answer>, 
     for index in 0..job.answers {
         let mut request = job.request.clone();
         request.sampling.seed = seed_of(request.sampling.seed, index);
-        let generation = Generation::submit(&app.engine, request)?;
+        let generation = Generation::submit(app, caller, request)?;
         let reader = match &job.plain {
             Some(plain) => Reader::Plain(plain.clone()),
             None => Reader::Reply(Reply::new(ReplyOptions { call_seed: fresh_number(), ..job.reply.clone() })),

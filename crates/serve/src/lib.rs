@@ -5,10 +5,14 @@
 //! its client goes away.
 
 mod answer;
+mod batch;
+mod body_guard;
+mod caller;
 mod chat;
 mod chat_stream;
 mod completions;
 mod completions_stream;
+mod connections;
 mod controls;
 mod errors;
 mod fields;
@@ -19,6 +23,7 @@ mod job;
 mod message;
 mod messages;
 mod messages_stream;
+mod metrics;
 mod models;
 mod openapi;
 mod options;
@@ -31,14 +36,17 @@ mod responses;
 mod responses_kept;
 mod responses_stream;
 mod script;
+mod security;
 mod server;
 mod sse;
 mod tenant;
 mod tokens;
 mod turn_record;
 
+pub use batch::{BatchError, BatchOptions, Batches, OfflineError, OfflineOptions, OfflineResult, check_file, run_file};
 pub use follow::followed;
 pub use generation::EngineApi;
 pub use options::{SamplingDefaults, ServerOptions};
 pub use script::{ScriptLine, read_script, scripted};
+pub use security::{ApiKeys, KeyError, SecurityOptions, TlsError, TlsFiles};
 pub use server::{App, ServeError, bind, router, run};

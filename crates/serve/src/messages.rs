@@ -14,6 +14,7 @@ use longwave_text::{ChatPlan, ReplyFinish};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Usage};
+use crate::caller::Caller;
 use crate::controls::{Controls, Protocol};
 use crate::errors::{AnthropicError, ApiError, json_object, whole_body};
 use crate::job::{self, Job, fresh_id};
@@ -34,12 +35,13 @@ pub(crate) struct Head {
 /// The handler of /v1/messages.
 pub(crate) async fn create(
     State(app): State<Arc<App>>,
+    caller: Caller,
     tenant: Tenant,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, AnthropicError> {
     let body = whole_body(body, app.options.max_body_bytes)?;
     let (job, head) = job::blocking(&app, move |app| prepare(app, tenant, &json_object(&body)?)).await?;
-    let mut answers = job::submit(&app, &head.id, job)?;
+    let mut answers = job::submit(&app, &caller, &head.id, job)?;
     job::started(&app, &mut answers, head.stream).await?;
     let Some(mut answer) = answers.pop() else { return Err(ApiError::internal("no answer was begun").into()) };
     if head.stream {

@@ -17,6 +17,8 @@ enum Body {
     Nothing,
     Of(Protocol, &'static [&'static str]),
     Schema(&'static str),
+    /// multipart/form-data.
+    Form(&'static str),
 }
 
 /// All routes.
@@ -35,8 +37,20 @@ const ROUTES: &[Route] = &[
     ("post", "/tokenize", "Token ids of a text or of a chat", Body::Schema(TOKENIZE)),
     ("post", "/detokenize", "The text of token ids", Body::Schema(DETOKENIZE)),
     ("post", "/render", "The prompt of a chat, as text and token ids", Body::Of(Protocol::Chat, &["messages"])),
+    ("post", "/v1/files", "Upload a file for a batch", Body::Form(FILE)),
+    ("get", "/v1/files", "Uploaded files and files of answers", Body::Nothing),
+    ("get", "/v1/files/{id}", "One file", Body::Nothing),
+    ("delete", "/v1/files/{id}", "Delete a file", Body::Nothing),
+    ("get", "/v1/files/{id}/content", "The contents of a file", Body::Nothing),
+    ("post", "/v1/batches", "Run the requests of a file in the background", Body::Schema(BATCH)),
+    ("get", "/v1/batches", "Batches", Body::Nothing),
+    ("get", "/v1/batches/{id}", "One batch", Body::Nothing),
+    ("post", "/v1/batches/{id}/cancel", "Cancel a batch", Body::Nothing),
     ("get", "/health", "Whether requests are answered", Body::Nothing),
     ("get", "/ready", "The same", Body::Nothing),
+    ("get", "/ping", "The same", Body::Nothing),
+    ("get", "/load", "How many requests run", Body::Nothing),
+    ("get", "/metrics", "Counters for Prometheus", Body::Nothing),
     ("get", "/version", "The version of the server", Body::Nothing),
     ("get", "/debug/prefix", "What the prefix cache did for the last requests", Body::Nothing),
     ("get", "/debug/engine", "What the engine does", Body::Nothing),
@@ -45,6 +59,13 @@ const ROUTES: &[Route] = &[
 
 const TOKENIZE: &str = r#"{"type": "object", "properties": {"prompt": {"type": "string"}, "messages": {"type": "array", "items": {"type": "object"}}, "add_special_tokens": {"type": "boolean"}, "return_token_strs": {"type": "boolean"}}}"#;
 const DETOKENIZE: &str = r#"{"type": "object", "properties": {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}}, "required": ["tokens"]}"#;
+
+const FILE: &str = r#"{"type": "object", "properties": {"purpose": {"const": "batch"}, "file": {"type": "string", "contentMediaType": "application/jsonl"}}, "required": ["purpose", "file"]}"#;
+const BATCH: &str = r#"{"type": "object", "properties": {"input_file_id": {"type": "string"}, "endpoint": {"enum": ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]}, "completion_window": {"type": "string", "pattern": "^[0-9]+h$"}, "metadata": {"type": ["object", "null"], "maxProperties": 16, "additionalProperties": {"type": "string", "maxLength": 512}}}, "required": ["input_file_id", "endpoint", "completion_window"]}"#;
+
+/// Routes that do not answer with JSON, and the type of what they answer with.
+const OTHER_TYPES: [(&str, &str); 2] =
+    [("/metrics", "text/plain"), ("/v1/files/{id}/content", "application/octet-stream")];
 
 /// The document.
 pub(crate) fn document() -> Value {
@@ -78,6 +99,10 @@ fn operation(path: &str, about: &str, body: Body) -> Value {
         json!({"description": about, "content": {"application/json": {"schema": schema}}})
     };
     let mut content = json!({"application/json": {"schema": {"type": "object"}}});
+    if let Some((_, kind)) = OTHER_TYPES.iter().find(|(other, _)| *other == path) {
+        content = json!({*kind: {"schema": {"type": "string"}}});
+    }
+    let kind = if matches!(body, Body::Form(_)) { "multipart/form-data" } else { "application/json" };
     let schema = match body {
         Body::Nothing => None,
         Body::Of(protocol, required) => {
@@ -86,7 +111,7 @@ fn operation(path: &str, about: &str, body: Body) -> Value {
             }
             Some(body_schema(protocol, required))
         }
-        Body::Schema(schema) => Some(parsed(schema)),
+        Body::Schema(schema) | Body::Form(schema) => Some(parsed(schema)),
     };
     let mut operation = json!({
         "summary": about,
@@ -96,7 +121,7 @@ fn operation(path: &str, about: &str, body: Body) -> Value {
         },
     });
     if let Some(schema) = schema {
-        operation["requestBody"] = json!({"required": true, "content": {"application/json": {"schema": schema}}});
+        operation["requestBody"] = json!({"required": true, "content": {kind: {"schema": schema}}});
         for (status, about) in [
             ("400", "A field is wrong; it is named"),
             ("404", "No such model or response"),
@@ -159,6 +184,8 @@ mod tests {
             assert!(parsed(field.schema).is_object(), "{}", field.name);
             assert_eq!(properties.contains_key(field.name), field.of.contains(&Protocol::Chat), "{}", field.name);
         }
-        assert_eq!(document["paths"].as_object().unwrap().len(), ROUTES.len() - 1);
+        let paths: std::collections::BTreeSet<&str> = ROUTES.iter().map(|(_, path, ..)| *path).collect();
+        let operations = document["paths"].as_object().unwrap().values().map(|path| path.as_object().unwrap().len());
+        assert_eq!((document["paths"].as_object().unwrap().len(), operations.sum()), (paths.len(), ROUTES.len()));
     }
 }

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use longwave_text::ChatDefaults;
 
+use crate::security::SecurityOptions;
+
 /// What a request that says nothing about sampling gets; from the checkpoint's generation_config.json.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingDefaults {
@@ -47,6 +49,12 @@ pub struct ServerOptions {
     pub replay_bytes: usize,
     /// Tokens that end a turn; empty means the tokenizer's end of sentence.
     pub stop_tokens: Vec<u32>,
+    /// Who may ask, how much, and over what.
+    pub security: SecurityOptions,
+    /// Logs a line about the engine every ten seconds while it has work.
+    pub log_stats: bool,
+    /// Logs prompts, this many characters of each at most. Off by default: they are the users'.
+    pub log_requests: Option<usize>,
 }
 
 impl Default for ServerOptions {
@@ -62,6 +70,9 @@ impl Default for ServerOptions {
             response_store_bytes: 256 << 20,
             replay_bytes: 64 << 20,
             stop_tokens: Vec::new(),
+            security: SecurityOptions::default(),
+            log_stats: true,
+            log_requests: None,
         }
     }
 }

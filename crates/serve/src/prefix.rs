@@ -42,18 +42,9 @@ impl PrefixLog {
 
 /// A report as JSON.
 pub(crate) fn json(report: &PrefixReport) -> Value {
-    let (ended_by, pool) = match report.ended_by {
-        PrefixEnd::Off => ("off", None),
-        PrefixEnd::EveryPositionWanted => ("every_position_wanted", None),
-        PrefixEnd::TooShort => ("too_short", None),
-        PrefixEnd::Empty => ("empty", None),
-        PrefixEnd::NoSuchPrefix => ("no_such_prefix", None),
-        PrefixEnd::Diverged => ("diverged", None),
-        PrefixEnd::CachedTextEnds => ("cached_text_ends", None),
-        PrefixEnd::Evicted { pool } => ("evicted", Some(pool)),
-        PrefixEnd::CheckpointMissing => ("checkpoint_missing", None),
-        PrefixEnd::CheckpointEvicted { pool } => ("checkpoint_evicted", Some(pool)),
-        PrefixEnd::PromptEnd => ("prompt_end", None),
+    let pool = match report.ended_by {
+        PrefixEnd::Evicted { pool } | PrefixEnd::CheckpointEvicted { pool } => Some(pool),
+        _ => None,
     };
     json!({
         "cached_tokens": report.cached_tokens,
@@ -62,7 +53,7 @@ pub(crate) fn json(report: &PrefixReport) -> Value {
         "replayed_tokens": report.replayed_tokens,
         "matched_tokens": report.matched_tokens,
         "first_difference": report.first_difference,
-        "ended_by": ended_by,
+        "ended_by": report.ended_by.name(),
         "pool": pool.map(|pool| pool.name()),
         "text": report.to_string(),
     })

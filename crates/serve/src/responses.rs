@@ -14,6 +14,7 @@ use longwave_text::{ChatPlan, ToolNames};
 use serde_json::{Map, Value, json};
 
 use crate::answer::Usage;
+use crate::caller::Caller;
 use crate::controls::{Controls, Protocol};
 use crate::errors::{ApiError, json_object, whole_body};
 use crate::job::{self, Job, fresh_id};
@@ -42,13 +43,14 @@ pub(crate) struct Head {
 /// The handler.
 pub(crate) async fn create(
     State(app): State<Arc<App>>,
+    caller: Caller,
     tenant: Tenant,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let body = whole_body(body, app.options.max_body_bytes)?;
     let (job, head) = job::blocking(&app, move |app| prepare(app, tenant, json_object(&body)?)).await?;
     let id = head.response["id"].as_str().unwrap_or_default().to_owned();
-    let mut answers = job::submit(&app, &id, job)?;
+    let mut answers = job::submit(&app, &caller, &id, job)?;
     job::started(&app, &mut answers, head.stream || head.background).await?;
     let Some(answer) = answers.pop() else { return Err(ApiError::internal("no answer was begun")) };
     if head.stream {

@@ -9,19 +9,28 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::http::{Method, Uri};
+use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use longwave_text::Tokenizer;
 use thiserror::Error;
 use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
 
+use crate::batch::{self, Batches};
 use crate::errors::ApiError;
 use crate::follow::Follow;
 use crate::generation::EngineApi;
+use crate::metrics::{Metrics, log_line};
 use crate::options::ServerOptions;
 use crate::prefix::PrefixLog;
 use crate::replays::Replays;
 use crate::response_store::ResponseStore;
-use crate::{chat, completions, health, messages, models, openapi, prefix, responses, responses_kept, tokens};
+use crate::security::tls::{self, TlsError};
+use crate::security::{self, Gate};
+use crate::{
+    chat, completions, connections, health, messages, metrics, models, openapi, prefix, responses, responses_kept,
+    tokens,
+};
 
 /// Why the server does not run.
 #[derive(Debug, Error)]
@@ -44,9 +53,9 @@ pub enum ServeError {
         /// What the system said.
         reason: io::Error,
     },
-    /// Accepting connections failed.
-    #[error("the server stopped: {0}")]
-    Stopped(io::Error),
+    /// TLS was asked for and cannot be had.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
 }
 
 /// What all requests share.
@@ -66,6 +75,10 @@ pub struct App {
     pub(crate) responses: ResponseStore,
     /// Turns of the model for later prompts.
     pub(crate) replays: Replays,
+    pub(crate) metrics: Metrics,
+    pub(crate) gate: Gate,
+    /// Files and batches, where they are kept.
+    pub(crate) batches: Option<Arc<Batches>>,
 }
 
 impl App {
@@ -77,6 +90,8 @@ impl App {
             tokens => tokens.to_vec(),
         };
         App {
+            metrics: Metrics::new(&options.served_model_names[0], engine.limits.context),
+            gate: Gate::new(&options.security),
             options,
             engine,
             follow: Follow::new(tokenizer.clone()),
@@ -86,7 +101,21 @@ impl App {
             prefixes: PrefixLog::default(),
             responses: ResponseStore::default(),
             replays: Replays::default(),
+            batches: None,
         }
+    }
+}
+
+impl App {
+    /// Turns files and batches on.
+    pub fn with_batches(mut self, batches: Batches) -> App {
+        self.batches = Some(Arc::new(batches));
+        self
+    }
+
+    /// What the address of the server begins with: `https` or `http`.
+    pub fn scheme(&self) -> &'static str {
+        if self.options.security.tls.is_some() { "https" } else { "http" }
     }
 }
 
@@ -95,8 +124,19 @@ pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// The routes.
+/// The routes, behind the key check and the counters.
 pub fn router(app: Arc<App>) -> Router {
+    let checked = routes(&app).layer(from_fn_with_state(app.clone(), security::check));
+    let router = match security::cors(&app.options.security.allowed_origins) {
+        // Outside the check: a browser asks without a key whether it may send one.
+        Some(cors) => checked.layer(cors),
+        None => checked,
+    };
+    router.layer(from_fn_with_state(app.clone(), metrics::http::measure)).with_state(app)
+}
+
+/// The routes, for callers that were checked.
+pub(crate) fn routes(app: &Arc<App>) -> Router<Arc<App>> {
     Router::new()
         .route("/v1/chat/completions", post(chat::complete))
         .route("/v1/completions", post(completions::complete))
@@ -115,19 +155,27 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/openapi.json", get(openapi::serve))
         .route("/health", get(health::health))
         .route("/ready", get(health::health))
+        .route("/ping", get(health::health))
+        .route("/load", get(metrics::load))
+        .route("/metrics", get(metrics::text))
         .route("/debug/prefix", get(prefix::debug))
         .route("/debug/engine", get(prefix::engine))
         .route("/version", get(health::version))
+        .merge(batch::file_routes(app))
+        .merge(batch::batch_routes())
         .fallback(|uri: Uri| async move { ApiError::not_found(uri.path()) })
         .method_not_allowed_fallback(|method: Method, uri: Uri| async move {
             ApiError::wrong_method(method.as_str(), uri.path())
         })
         .layer(DefaultBodyLimit::max(app.options.max_body_bytes))
-        .with_state(app)
 }
 
 /// Binds the address of the options.
 pub async fn bind(options: &ServerOptions) -> Result<TcpListener, ServeError> {
+    if let Some(files) = &options.security.tls {
+        // Read again when serving; here so that mistakes show before a model is loaded.
+        tls::load(files)?;
+    }
     let (host, port) = (options.host.clone(), options.port);
     TcpListener::bind((host.as_str(), port)).await.map_err(|reason| match reason.kind() {
         io::ErrorKind::AddrInUse => ServeError::PortInUse { host, port },
@@ -141,5 +189,15 @@ pub async fn run(
     app: Arc<App>,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), ServeError> {
-    axum::serve(listener, router(app)).with_graceful_shutdown(shutdown).await.map_err(ServeError::Stopped)
+    let options = &app.options;
+    let tls = options.security.tls.as_ref().map(tls::load).transpose()?.map(TlsAcceptor::from);
+    let log_line = options.log_stats.then(|| tokio::spawn(log_line::run(app.clone())));
+    let batches = tokio::spawn(batch::serve(app.clone()));
+    connections::serve(listener, router(app.clone()), &options.security, tls, shutdown).await;
+    // What they were about to do is done after the next start.
+    batches.abort();
+    if let Some(log_line) = log_line {
+        log_line.abort();
+    }
+    Ok(())
 }

@@ -24,7 +24,8 @@ pub(crate) const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
 /// A comment: clients skip it.
 pub(crate) const KEEP_ALIVE: Bytes = Bytes::from_static(b": keep-alive\n\n");
 
-struct Frames(mpsc::Receiver<Bytes>);
+/// Pieces of a body.
+pub(crate) struct Frames(pub(crate) mpsc::Receiver<Bytes>);
 
 impl Stream for Frames {
     type Item = Result<Bytes, Infallible>;

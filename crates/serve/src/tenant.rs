@@ -5,7 +5,9 @@
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 
-/// A tenant. Put into the request by the check of the API key.
+use crate::caller::Caller;
+
+/// A tenant: what the check of the API key found out about the caller.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Tenant(pub(crate) u64);
 
@@ -13,6 +15,6 @@ impl<S: Sync> FromRequestParts<S> for Tenant {
     type Rejection = std::convert::Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Tenant, Self::Rejection> {
-        Ok(parts.extensions.get::<Tenant>().copied().unwrap_or_default())
+        Ok(parts.extensions.get::<Caller>().map_or(Tenant(0), |caller| Tenant(caller.tenant)))
     }
 }

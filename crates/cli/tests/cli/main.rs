@@ -6,11 +6,14 @@
 // The lint knows only functions marked #[test]; helpers may unwrap as well.
 #![allow(clippy::unwrap_used)]
 
+mod batches;
 mod broken;
 mod calculator;
 mod configs;
+mod deploy;
 mod flags;
 mod grammar;
+mod guarded;
 mod killed;
 mod leaving;
 mod program;

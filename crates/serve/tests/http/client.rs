@@ -1,7 +1,7 @@
 //! A minimal HTTP/1.1 client: one request per connection, bodies by length, by chunks or to the end.
 
 use serde_json::Value;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 pub struct Response {
@@ -37,10 +37,15 @@ impl Response {
 }
 
 pub async fn open(port: u16, method: &str, path: &str, body: &[u8]) -> TcpStream {
+    open_with(port, method, path, "", body).await
+}
+
+/// With more headers, each ended by a line break.
+async fn open_with(port: u16, method: &str, path: &str, headers: &str, body: &[u8]) -> TcpStream {
     let mut socket = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     let head = format!(
         "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-type: application/json\r\n\
-         content-length: {}\r\n\r\n",
+         {headers}content-length: {}\r\n\r\n",
         body.len()
     );
     socket.write_all(head.as_bytes()).await.unwrap();
@@ -50,7 +55,27 @@ pub async fn open(port: u16, method: &str, path: &str, body: &[u8]) -> TcpStream
 }
 
 pub async fn send(port: u16, method: &str, path: &str, body: &[u8]) -> Response {
-    let mut socket = open(port, method, path, body).await;
+    send_with(port, method, path, "", body).await
+}
+
+/// With more headers, each ended by a line break.
+pub async fn send_with(port: u16, method: &str, path: &str, headers: &str, body: &[u8]) -> Response {
+    read(&mut open_with(port, method, path, headers, body).await).await
+}
+
+/// A form; the headers hold its type.
+pub async fn send_form(port: u16, path: &str, headers: &str, body: &[u8]) -> Response {
+    let mut socket = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let length = body.len();
+    let head =
+        format!("POST {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{headers}content-length: {length}\r\n\r\n");
+    socket.write_all(head.as_bytes()).await.unwrap();
+    let _ = socket.write_all(body).await;
+    read(&mut socket).await
+}
+
+/// Reads an answer to the end of the connection.
+pub async fn read(socket: &mut (impl AsyncRead + Unpin)) -> Response {
     let mut bytes = Vec::new();
     // A reset after the answer is no failure of the answer.
     let _ = socket.read_to_end(&mut bytes).await;

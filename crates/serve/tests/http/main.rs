@@ -3,6 +3,7 @@
 // The lint knows only functions marked #[test]; helpers may unwrap as well.
 #![allow(clippy::unwrap_used)]
 
+mod batch;
 mod client;
 mod many;
 mod scripted;
@@ -12,6 +13,8 @@ mod completions;
 mod errors;
 mod lifecycle;
 mod messages;
+mod metrics;
 mod replay;
 mod responses;
+mod security;
 mod tokens;

@@ -70,6 +70,8 @@ pub struct Seen {
     pub cancelled: Mutex<Vec<RequestId>>,
     pub dead: AtomicBool,
     pub stalled: AtomicBool,
+    /// Whether new requests are turned away for lack of room.
+    pub full: AtomicBool,
 }
 
 pub struct Server {
@@ -86,10 +88,19 @@ impl Server {
     }
 
     pub async fn with(script: Script, context: u32, change: impl FnOnce(&mut ServerOptions)) -> Server {
+        Server::with_app(script, context, change, |app| app).await
+    }
+
+    pub async fn with_app(
+        script: Script,
+        context: u32,
+        change: impl FnOnce(&mut ServerOptions),
+        complete: impl FnOnce(App) -> App,
+    ) -> Server {
         let tokenizer = tokenizer();
         let seen = Arc::new(Seen::default());
         let engine = engine(script, context, tokenizer.vocab_size(), seen.clone());
-        Server::over(engine, tokenizer, seen, change).await
+        Server::over(engine, tokenizer, seen, change, complete).await
     }
 
     /// A server over the engine that `longwave serve --script` has.
@@ -97,7 +108,7 @@ impl Server {
         let tokenizer = tokenizer();
         let lines = longwave_serve::read_script(script).unwrap();
         let engine = longwave_serve::scripted(lines, tokenizer.clone(), 16_384);
-        Server::over(engine, tokenizer, Arc::default(), change).await
+        Server::over(engine, tokenizer, Arc::default(), change, |app| app).await
     }
 
     async fn over(
@@ -105,13 +116,14 @@ impl Server {
         tokenizer: Arc<Tokenizer>,
         seen: Arc<Seen>,
         change: impl FnOnce(&mut ServerOptions),
+        complete: impl FnOnce(App) -> App,
     ) -> Server {
         let mut options =
             ServerOptions { port: 0, served_model_names: vec!["Tiny".into()], ..ServerOptions::default() };
         change(&mut options);
         let listener = longwave_serve::bind(&options).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let app = Arc::new(App::new(options, engine, tokenizer.clone()));
+        let app = Arc::new(complete(App::new(options, engine, tokenizer.clone())));
         let (shutdown, stopped) = tokio::sync::oneshot::channel();
         let task = tokio::spawn(async move {
             let stop = async move { drop(stopped.await) };
@@ -148,6 +160,9 @@ fn engine(script: Script, context: u32, vocab: u32, seen: Arc<Seen>) -> EngineAp
         move |request: Request, sink: EventSink| {
             if let Some(error) = &script.refuse_submit {
                 return Err(error.clone());
+            }
+            if seen.full.load(Ordering::Relaxed) {
+                return Err(SubmitError::QueueFull { waiting: 1, retry_after_s: 1 });
             }
             let id = RequestId(next.fetch_add(1, Ordering::Relaxed));
             seen.requests.lock().unwrap().push(request.clone());

@@ -1,6 +1,6 @@
 //! /tokenize, /detokenize, /render, /openapi.json, and no route of the list is missing (case Q17).
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::client::{get, post_to, send};
 use crate::scripted::{Script, Server};
@@ -46,7 +46,8 @@ async fn q17_every_route_of_the_document_is_there() {
     for (path, methods) in document["paths"].as_object().unwrap() {
         for method in methods.as_object().unwrap().keys() {
             let answer = send(server.port, &method.to_uppercase(), &path.replace("{id}", "x"), b"{}").await;
-            let error = answer.json()["error"]["code"].clone();
+            // Not every route answers with JSON.
+            let error = serde_json::from_str::<Value>(&answer.body).unwrap_or_default()["error"]["code"].clone();
             assert!(
                 error != "not_found" && answer.status != 405 && answer.status < 500,
                 "{method} {path}: {}",
