@@ -70,9 +70,11 @@ impl Arguments {
                     self.state = State::Unmarked(value);
                 }
             }
-            (State::Value, "\"") => {
+            // A string; or a value that claims to be JSON and begins like one, read alike wherever it is cut.
+            (State::Value, _) if piece.starts_with('"') => {
                 self.give("\"", out);
                 self.state = State::Text { backslash: false };
+                self.text(&reveal(&piece[1..]), out);
             }
             (State::Unmarked(value), _) => value.push_str(&reveal(piece)),
             // The end of a value, whatever it was.

@@ -293,6 +293,9 @@ fn p21_a_value_that_is_no_json_becomes_a_string() {
         (vec![("o", false, "[1, 2"), ("n", false, "3")], "{\"o\": \"[1, 2\", \"n\": 3}"),
         (vec![("o", false, "[1, 2")], "{\"o\": \"[1, 2\"}"),
         (vec![("o", false, "\"plain\""), ("n", false, "3")], "{\"o\": \"plain\", \"n\": 3}"),
+        // Found by fuzzing: the same wherever the quote is cut off.
+        (vec![("o", false, "\": no end"), ("n", false, "3")], "{\"o\": \": no end\", \"n\": 3}"),
+        (vec![("o", false, "\"a\" and more")], "{\"o\": \"a\"}"),
         (
             vec![("o", false, "{\"a, b\": [1, {\"}\": \", \"}], \"c\": \"d\"}"), ("n", false, "-1.5e3")],
             "{\"o\": {\"a, b\": [1, {\"}\": \", \"}], \"c\": \"d\"}, \"n\": -1.5e3}",
