@@ -9,7 +9,7 @@ use longwave_engine::step::Limits;
 use serde_json::Value;
 
 use super::families::Sheet;
-use super::{Metrics, engine};
+use super::{Metrics, engine, process};
 
 /// Names of all families, those of tiers and drafts included.
 fn exported() -> BTreeSet<String> {
@@ -22,7 +22,10 @@ fn exported() -> BTreeSet<String> {
     status.tiers.host.limit_bytes = 1;
     let mut sheet = Sheet::new(&[]);
     engine::fill(&mut sheet, &status);
+    let mut of_process = Sheet::new(&[]);
+    process::fill(&mut of_process);
     let all = metrics.of_model.gather().into_iter().chain(sheet.families()).chain(metrics.of_server.gather());
+    let all = all.chain(of_process.families());
     all.map(|family| family.name().to_owned()).collect()
 }
 

@@ -10,6 +10,7 @@ mod engine;
 mod families;
 pub(crate) mod http;
 pub(crate) mod log_line;
+mod process;
 mod request;
 
 use std::collections::HashMap;
@@ -38,7 +39,7 @@ const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub(crate) struct Metrics {
     /// About the model; every series carries its name.
     of_model: Registry,
-    /// About HTTP and the process.
+    /// About HTTP.
     of_server: Registry,
     model_name: String,
     requests: Arc<RequestFamilies>,
@@ -63,11 +64,6 @@ impl Metrics {
         }
         let answers = maker.histogram("vllm:request_params_n", "Answers asked for to one prompt.", &buckets::ANSWERS);
         let http = HttpFamilies::new(&of_server);
-        #[cfg(target_os = "linux")]
-        {
-            let process = prometheus::process_collector::ProcessCollector::for_self();
-            of_server.register(Box::new(process)).expect("registered once");
-        }
         Metrics { of_model, of_server, model_name: model_name.to_owned(), requests, rejections, answers, http }
     }
 
@@ -95,6 +91,9 @@ pub(crate) async fn text(State(app): State<Arc<App>>) -> Result<Response, ApiErr
     let mut families = metrics.of_model.gather();
     families.extend(sheet.families());
     families.extend(metrics.of_server.gather());
+    let mut sheet = Sheet::new(&[]);
+    process::fill(&mut sheet);
+    families.extend(sheet.families());
     let text = TextEncoder::new().encode_to_string(&families);
     let text = text.map_err(|error| ApiError::internal(format!("writing the metrics failed: {error}")))?;
     Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response())
