@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What a fresh Debian machine lacks to build and test Longwave: a C compiler, curl, git, python3 with venv, Rust.
+# What a fresh Debian machine lacks to build and test Longwave: a C compiler, curl, git, python3 with venv, Rust; with
+# `tests` also Node.js, for the JavaScript clients.
 # Installs only what is missing; does nothing on a machine that has all of it.
 set -euo pipefail
 
@@ -8,6 +9,9 @@ command -v cc >/dev/null || packages+=(build-essential)
 command -v curl >/dev/null || packages+=(ca-certificates curl)
 command -v git >/dev/null || packages+=(git)
 python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3 python3-venv)
+if [ "${1:-}" = tests ]; then
+    command -v npm >/dev/null || packages+=(nodejs npm)
+fi
 if ((${#packages[@]} > 0)); then
     as_admin=(env DEBIAN_FRONTEND=noninteractive)
     [ "$(id -u)" = 0 ] || as_admin=(sudo "${as_admin[@]}")

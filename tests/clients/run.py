@@ -27,6 +27,7 @@ GROUPS = {
     "node": ["node/openai.mjs", "node/anthropic.mjs", "node/ai_sdk.mjs"],
     "damaged": ["damaged_requests.py"],
     "guarded": ["guarded_server.py"],
+    "batch": ["batch.py"],
     "bfcl": ["bfcl.py"],
     "agents": ["agent_clis.py"],
 }
@@ -42,7 +43,9 @@ class Server:
         self.script = tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf8")
         self.script.write(replies.script())
         self.script.flush()
-        command = [program, "serve", "--port", "0", "--script", self.script.name, "--served-model-name", *NAMES, *flags]
+        self.batches = tempfile.TemporaryDirectory()
+        command = [program, "serve", "--port", "0", "--script", self.script.name, "--batch-dir", self.batches.name]
+        command += ["--served-model-name", *NAMES, *flags]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         lines = queue.Queue()
         # Read to the end: a full pipe would stop the server.
@@ -105,6 +108,8 @@ def main():
                 interpreter = "node" if name.endswith(".mjs") else sys.executable
                 if group in ("bfcl", "guarded"):
                     target = [args.longwave] + ([bfcl_wheel(args.longwave)] if group == "bfcl" else [])
+                elif group == "batch":
+                    target = [f"{server.address}/v1"]
                 else:
                     target = [server.address, *FLAGS.get(group, [])]
                 print(f"-- {name}", flush=True)

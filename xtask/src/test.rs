@@ -55,8 +55,10 @@ fn title(name: &str) {
     println!("== {name}");
 }
 
-/// The OpenAI SDK talks to `longwave serve` on the tiny model.
+/// Real clients talk to `longwave serve`: the SDKs to one that plays a script, then one of them to the tiny model.
 fn clients(python: &Path, folder: &Path) -> Result<(), Failure> {
+    let program = target_folder()?.join("debug/longwave");
+    run_command(Command::new(python).arg(folder.join("run.py")).arg(program))?;
     let server = Server::start()?;
     let base = format!("{}/v1", server.address);
     run_command(Command::new(python).arg(folder.join("openai_chat.py")).arg(&base))?;
