@@ -105,7 +105,9 @@ def faults(client):
 
 
 def cancelled(client):
-    file = upload(client, [line(f"r{i}", max_tokens=200, ignore_eos=True) for i in range(200)])
+    # A scripted server takes its time over "slow answer"; a model over the many tokens.
+    slow = {"messages": [{"role": "user", "content": "slow answer"}], "max_tokens": 200, "ignore_eos": True}
+    file = upload(client, [line(f"r{i}", **(slow if i > 4 else {})) for i in range(200)])
     batch = begin(client, file)
     while batch.request_counts.completed < 1:
         batch = client.batches.retrieve(batch.id)
