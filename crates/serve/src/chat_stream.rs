@@ -34,7 +34,11 @@ pub(crate) async fn stream(head: Arc<Head>, answers: Vec<Answer>, frames: mpsc::
                 usage.add(one);
             }
             Ok(Err(Broken::Gone)) => return,
-            Ok(Err(Broken::Failed(error))) => return end(&frames, Some(error.body())).await,
+            Ok(Err(Broken::Failed(error))) => {
+                // Nothing may follow the end.
+                running.shutdown().await;
+                return end(&frames, Some(error.body())).await;
+            }
             Err(_) => return end(&frames, Some(ApiError::internal("writing the answer failed").body())).await,
         }
     }

@@ -94,7 +94,7 @@ fn prepare(app: &App, body: &Map<String, Value>) -> Result<(Vec<Job>, Head), Api
         echoes.extend(std::iter::repeat_n(text, controls.answers as usize));
         let reply =
             ReplyOptions { start: ReplyStart::Content, parse_tool_calls: false, stop: Vec::new(), call_seed: 0 };
-        let mut job = job::of_prompt(app, prompt.tokens, DEFAULT_MAX_TOKENS, reply, controls.clone())?;
+        let mut job = job::of_prompt(app, prompt.tokens, DEFAULT_MAX_TOKENS, reply, controls.clone(), "prompt")?;
         job.request.constraint.clone_from(&constraint);
         job.plain = Some(PlainReply::new(stop.clone(), include_stop));
         jobs.push(job);
@@ -203,9 +203,10 @@ fn stops(body: &Map<String, Value>) -> Result<Vec<String>, ApiError> {
     match body.get("stop") {
         None | Some(Value::Null) => Ok(Vec::new()),
         Some(Value::String(text)) => Ok(vec![text.clone()]),
-        Some(Value::Array(list)) if list.len() <= 16 => {
-            list.iter().map(|text| text.as_str().map(str::to_owned).ok_or_else(bad)).collect()
-        }
+        Some(Value::Array(list)) if list.len() <= 16 => list
+            .iter()
+            .map(|text| text.as_str().filter(|text| !text.is_empty()).map(str::to_owned).ok_or_else(bad))
+            .collect(),
         Some(_) => Err(bad()),
     }
 }

@@ -28,6 +28,8 @@ pub(crate) async fn stream(head: Arc<Head>, answers: Vec<Answer>, frames: mpsc::
             Ok(Ok((index, one))) => add_usage(&mut usage, one, index % head.per_prompt == 0),
             Ok(Err(Broken::Gone)) => return,
             Ok(Err(Broken::Failed(error))) => {
+                // Nothing may follow the end.
+                running.shutdown().await;
                 last = Some(error.body());
                 break;
             }

@@ -2,7 +2,7 @@
 //!
 //! Every failure of a request becomes one of these, before the answer as a status, in the middle of a stream as an event.
 
-use axum::extract::rejection::BytesRejection;
+use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -48,14 +48,14 @@ impl ApiError {
     }
 
     /// Prompt and answer do not fit into the context.
-    pub(crate) fn too_long(prompt: usize, completion: u32, context: u32) -> ApiError {
+    pub(crate) fn too_long(param: &str, prompt: usize, completion: u32, context: u32) -> ApiError {
         let message = format!(
             "This model's maximum context length is {context} tokens. However, you requested {} tokens ({prompt} in \
              the messages, {completion} in the completion). Please reduce the length of the messages or completion.",
             prompt as u64 + u64::from(completion)
         );
         let mut error = ApiError::new(StatusCode::BAD_REQUEST, BAD_REQUEST, "context_length_exceeded", message);
-        error.param = Some("messages".to_owned());
+        error.param = Some(param.to_owned());
         error
     }
 
@@ -205,7 +205,9 @@ impl From<SubmitError> for ApiError {
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> ApiError {
         match refusal {
-            Refusal::TooLong { prompt, max_tokens, context } => ApiError::too_long(prompt, max_tokens, context),
+            Refusal::TooLong { prompt, max_tokens, context } => {
+                ApiError::too_long("messages", prompt, max_tokens, context)
+            }
             Refusal::NeverFits { .. } => {
                 let code = "context_length_exceeded";
                 let mut api = ApiError::new(StatusCode::BAD_REQUEST, BAD_REQUEST, code, refusal.to_string());
@@ -255,6 +257,20 @@ impl IntoResponse for AnthropicError {
     fn into_response(self) -> Response {
         let body = self.body();
         self.0.response(body)
+    }
+}
+
+impl From<PathRejection> for ApiError {
+    fn from(rejection: PathRejection) -> ApiError {
+        let message = format!("the path: {}", rejection.body_text());
+        ApiError::new(StatusCode::BAD_REQUEST, BAD_REQUEST, "invalid_path", message)
+    }
+}
+
+impl From<QueryRejection> for ApiError {
+    fn from(rejection: QueryRejection) -> ApiError {
+        let message = format!("the query: {}", rejection.body_text());
+        ApiError::new(StatusCode::BAD_REQUEST, BAD_REQUEST, "invalid_query", message)
     }
 }
 

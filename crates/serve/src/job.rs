@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use longwave_engine::request::Request;
 use longwave_engine::step::ReturnLogits;
-use longwave_text::{ChatPlan, PlainReply, Reply, ReplyOptions, ReplyStart};
+use longwave_text::{ChatPlan, PlainReply, Reply, ReplyOptions, ReplyStart, prefix_key};
 use serde_json::{Map, Value};
 
 use crate::answer::{Answer, Reader};
@@ -36,7 +36,10 @@ pub(crate) struct Job {
 /// What is needed to keep a turn.
 #[derive(Debug, Clone)]
 pub(crate) struct Recording {
-    pub(crate) tenant: Tenant,
+    /// Who may find it again.
+    pub(crate) owner: u64,
+    /// Key of the prompt up to the turn.
+    pub(crate) before: [u8; 32],
     /// Tokens of the turn that are part of the prompt.
     pub(crate) opening: Vec<u32>,
 }
@@ -64,37 +67,41 @@ pub(crate) fn model<'a>(app: &'a App, body: &Map<String, Value>) -> Result<&'a s
 pub(crate) fn of_plan(
     app: &App,
     tenant: Tenant,
-    mut plan: ChatPlan,
+    plan: ChatPlan,
     controls: Controls,
     messages: &str,
 ) -> Result<Job, ApiError> {
-    plan.recall(|calls, content| app.replays.find(tenant, calls, content));
-    let prompt = plan.encode(&app.tokenizer).map_err(|error| ApiError::field(messages, error))?;
-    let opening = opening(app, &plan, &prompt);
+    // What shares no cached prefix shares no turn either.
+    let owner = tenant.0 ^ controls.salt.rotate_left(32);
+    let prompt = plan.encode(&app.tokenizer, |key| app.replays.find(owner, key));
+    let prompt = prompt.map_err(|error| ApiError::field(messages, error))?;
+    let recording = recording(app, owner, &plan, &prompt);
     // Tokens after the end of a turn are not shown, so such a turn cannot come back.
-    let opening = opening.filter(|_| !controls.ignore_eos);
+    let recording = recording.filter(|_| !controls.ignore_eos && controls.stop_tokens.is_empty());
     let constraint = app.follow.constraint(&plan.rules)?;
-    let mut job = of_prompt(app, prompt, plan.default_max_tokens(), plan.reply, controls)?;
+    let mut job = of_prompt(app, prompt, plan.default_max_tokens(), plan.reply, controls, messages)?;
     job.request.constraint = constraint;
-    job.recording = opening.map(|opening| Recording { tenant, opening });
+    job.recording = recording;
     Ok(job)
 }
 
-/// What the prompt has opened of the model's turn; nothing when it goes on with a turn that the client began.
-fn opening(app: &App, plan: &ChatPlan, prompt: &[u32]) -> Option<Vec<u32>> {
+/// Where the model's turn begins; nothing when it goes on with a turn that the client began.
+fn recording(app: &App, owner: u64, plan: &ChatPlan, prompt: &[u32]) -> Option<Recording> {
     let whole = matches!(plan.reply.start, ReplyStart::Reasoning | ReplyStart::Content | ReplyStart::ToolCalls);
     let marker = app.tokenizer.markers().assistant;
     let start = prompt.iter().rposition(|&token| token == marker)?;
-    whole.then(|| prompt[start + 1..].to_vec())
+    let (before, opening) = prompt.split_at(start + 1);
+    whole.then(|| Recording { owner, before: prefix_key(before), opening: opening.to_vec() })
 }
 
-/// The job of prompt tokens.
+/// The job of prompt tokens; `field` is the one that holds them.
 pub(crate) fn of_prompt(
     app: &App,
     prompt: Vec<u32>,
     default_max_tokens: u32,
     reply: ReplyOptions,
     controls: Controls,
+    field: &str,
 ) -> Result<Job, ApiError> {
     let context = app.engine.limits.context;
     let left = (context as usize).saturating_sub(prompt.len()) as u32;
@@ -103,7 +110,7 @@ pub(crate) fn of_prompt(
     let by_default = default_max_tokens.max(controls.min_tokens).min(possible).max(1);
     let max_tokens = controls.max_tokens.unwrap_or(by_default);
     if max_tokens > left {
-        return Err(ApiError::too_long(prompt.len(), controls.max_tokens.unwrap_or(1), context));
+        return Err(ApiError::too_long(field, prompt.len(), controls.max_tokens.unwrap_or(1), context));
     }
     let mut stop_tokens = if controls.ignore_eos { Vec::new() } else { app.stop_tokens.clone() };
     stop_tokens.extend(controls.stop_tokens);

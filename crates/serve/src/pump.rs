@@ -19,10 +19,14 @@ pub(crate) enum Broken {
     Failed(ApiError),
 }
 
+/// A client that has read nothing for so long is gone: it must not keep its place for ever.
+const STUCK: Duration = Duration::from_secs(120);
+
 /// Sends frames, or says that nobody reads them.
 pub(crate) async fn send(frames: &mpsc::Sender<Bytes>, ready: impl IntoIterator<Item = Bytes>) -> Result<(), Broken> {
     for frame in ready {
-        frames.send(frame).await.map_err(|_| Broken::Gone)?;
+        let sent = tokio::time::timeout(STUCK, frames.send(frame)).await;
+        sent.map_err(|_| Broken::Gone)?.map_err(|_| Broken::Gone)?;
     }
     Ok(())
 }

@@ -1,14 +1,12 @@
 //! The turns that this server's model wrote lately, to be recognised when clients send them back.
 //!
-//! Found by the id of a call, or by the content where nothing was called; by their own tenant only. In memory and bounded:
+//! Found by the id of a call, or by all that came before where nothing was called; by their own tenant and salt only. In memory and bounded:
 //! the oldest go first, and their texts are rendered as any other text then.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use longwave_text::Turn;
-
-use crate::tenant::Tenant;
+use longwave_text::{Turn, TurnKey};
 
 /// Kept turns.
 #[derive(Default)]
@@ -25,25 +23,26 @@ struct Shelf {
 
 type Key = [u8; 32];
 
-/// Calls by the first id, which no other turn has; texts by what they say.
-fn key(tenant: Tenant, first_call: Option<&str>, content: &str) -> Key {
+/// Calls by the first id, which no other turn has; other turns by all that came before them.
+fn key(owner: u64, key: &TurnKey<'_>) -> Key {
     let mut hash = blake3::Hasher::new();
-    hash.update(&tenant.0.to_le_bytes());
-    match first_call {
+    hash.update(&owner.to_le_bytes());
+    match key.calls.first() {
         Some(id) => hash.update(b"call").update(id.as_bytes()),
-        None => hash.update(b"text").update(content.trim_end().as_bytes()),
+        None => hash.update(b"text").update(&key.before),
     };
     *hash.finalize().as_bytes()
 }
 
 impl Replays {
     /// Keeps a turn, within `limit_bytes` for all.
-    pub(crate) fn keep(&self, tenant: Tenant, turn: Turn, limit_bytes: usize) {
+    pub(crate) fn keep(&self, owner: u64, before: [u8; 32], turn: Turn, limit_bytes: usize) {
         let bytes = turn.bytes();
         if bytes > limit_bytes {
             return;
         }
-        let key = key(tenant, turn.calls.first().map(|call| call.id.as_str()), &turn.content);
+        let calls: Vec<String> = turn.calls.iter().map(|call| call.id.clone()).collect();
+        let key = key(owner, &TurnKey { calls: &calls, before });
         let mut shelf = self.shelf.lock().unwrap_or_else(PoisonError::into_inner);
         shelf.bytes += bytes;
         match shelf.by_key.insert(key, Arc::new(turn)) {
@@ -58,9 +57,9 @@ impl Replays {
         }
     }
 
-    /// The turn with these calls, or with this content when there are none.
-    pub(crate) fn find(&self, tenant: Tenant, calls: &[String], content: &str) -> Option<Arc<Turn>> {
-        let key = key(tenant, calls.first().map(String::as_str), content);
+    /// The turn of a key.
+    pub(crate) fn find(&self, owner: u64, wanted: &TurnKey<'_>) -> Option<Arc<Turn>> {
+        let key = key(owner, wanted);
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner).by_key.get(&key).cloned()
     }
 }
@@ -81,23 +80,27 @@ mod tests {
         }
     }
 
+    fn find(replays: &Replays, owner: u64, call: Option<&str>, before: u8) -> bool {
+        let calls: Vec<String> = call.into_iter().map(str::to_owned).collect();
+        replays.find(owner, &TurnKey { calls: &calls, before: [before; 32] }).is_some()
+    }
+
     #[test]
-    fn turns_are_found_by_call_or_content_by_their_own_tenant_and_the_oldest_go() {
+    fn turns_are_found_by_call_or_by_what_came_before_by_their_own_tenant_and_the_oldest_go() {
         let replays = Replays::default();
-        let (one, two) = (Tenant(1), Tenant(2));
-        replays.keep(one, turn(Some("c1"), "x"), 3000);
-        replays.keep(one, turn(None, "hello\n"), 3000);
-        assert!(replays.find(one, &["c1".into()], "anything").is_some() && replays.find(one, &[], "hello").is_some());
-        assert!(replays.find(two, &["c1".into()], "x").is_none() && replays.find(one, &[], "x").is_none());
-        // The same text again takes no second place.
+        replays.keep(1, [0; 32], turn(Some("c1"), "x"), 3000);
+        replays.keep(1, [1; 32], turn(None, "hello"), 3000);
+        assert!(find(&replays, 1, Some("c1"), 9) && find(&replays, 1, None, 1));
+        assert!(!find(&replays, 2, Some("c1"), 0) && !find(&replays, 2, None, 1) && !find(&replays, 1, None, 0));
+        // The same turn again takes no second place.
         for _ in 0..50 {
-            replays.keep(one, turn(None, "hello"), 3000);
+            replays.keep(1, [1; 32], turn(None, "hello"), 3000);
         }
-        assert!(replays.find(one, &["c1".into()], "").is_some());
+        assert!(find(&replays, 1, Some("c1"), 0));
         for number in 0..50 {
-            replays.keep(two, turn(Some(&number.to_string()), ""), 3000);
+            replays.keep(2, [0; 32], turn(Some(&number.to_string()), ""), 3000);
         }
-        assert!(replays.find(one, &["c1".into()], "").is_none() && replays.find(two, &["49".into()], "").is_some());
+        assert!(!find(&replays, 1, Some("c1"), 0) && find(&replays, 2, Some("49"), 0));
         assert!(replays.shelf.lock().unwrap().bytes <= 3000);
     }
 }

@@ -17,13 +17,25 @@ const MAX_RESPONSES: usize = 16_384;
 pub(crate) struct Turn {
     before: Option<Arc<Turn>>,
     items: Vec<Value>,
+    /// Of this turn and of all before it.
+    chain_bytes: usize,
+    _counted: Counted,
+}
+
+/// Bytes that are held, until it is dropped.
+struct Counted {
     bytes: usize,
     held: Arc<AtomicUsize>,
 }
 
-impl Drop for Turn {
+impl Drop for Counted {
     fn drop(&mut self) {
         self.held.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
         // One after the other: a long chain must not be a deep recursion.
         let mut before = self.before.take();
         while let Some(turn) = before {
@@ -40,6 +52,9 @@ struct Kept {
     input: Vec<Value>,
     /// Set while it runs in the background.
     stop: Option<watch::Sender<bool>>,
+    /// Its bytes, where no turn has them.
+    #[expect(dead_code, reason = "held for its drop")]
+    counted: Option<Counted>,
 }
 
 /// All kept responses.
@@ -87,15 +102,29 @@ impl ResponseStore {
         let items: Vec<Value> = input.iter().cloned().chain(output).collect();
         // The text twice (as items and inside the response) and what the maps around it take.
         let bytes = 2 * response.to_string().len() + items.iter().map(|item| item.to_string().len()).sum::<usize>();
-        self.held.fetch_add(bytes, Ordering::Relaxed);
-        let turn = Arc::new(Turn { before, items, bytes, held: self.held.clone() });
-        self.put(Kept { tenant, response: response.clone(), turn: Some(turn), input, stop: None }, limit_bytes);
+        let chain_bytes = bytes + before.as_ref().map_or(0, |turn| turn.chain_bytes);
+        let counted = self.count(bytes);
+        let kept = Kept { tenant, response: response.clone(), turn: None, input, stop: None, counted: None };
+        if chain_bytes > limit_bytes / 2 {
+            // One long session must not push out all others; it can be read, and is continued by sending its items.
+            tracing::debug!("a session of {chain_bytes} bytes is too long to be continued by id");
+            return self.put(Kept { counted: Some(counted), ..kept }, limit_bytes);
+        }
+        let turn = Arc::new(Turn { before, items, chain_bytes, _counted: counted });
+        self.put(Kept { turn: Some(turn), ..kept }, limit_bytes);
     }
 
     /// Keeps a response that runs in the background.
     pub(crate) fn begin(&self, tenant: u64, response: &Value, stop: watch::Sender<bool>, limit_bytes: usize) {
-        let kept = Kept { tenant, response: response.clone(), turn: None, input: Vec::new(), stop: Some(stop) };
+        let counted = Some(self.count(response.to_string().len()));
+        let input = Vec::new();
+        let kept = Kept { tenant, response: response.clone(), turn: None, input, stop: Some(stop), counted };
         self.put(kept, limit_bytes);
+    }
+
+    fn count(&self, bytes: usize) -> Counted {
+        self.held.fetch_add(bytes, Ordering::Relaxed);
+        Counted { bytes, held: self.held.clone() }
     }
 
     fn put(&self, kept: Kept, limit_bytes: usize) {

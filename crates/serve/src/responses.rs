@@ -19,6 +19,7 @@ use crate::controls::{Controls, Protocol};
 use crate::errors::{ApiError, json_object, whole_body};
 use crate::job::{self, Job, fresh_id};
 use crate::response_store::Turn;
+use crate::security::Place;
 use crate::server::{App, unix_seconds};
 use crate::tenant::Tenant;
 use crate::{responses_stream, sse};
@@ -43,6 +44,7 @@ pub(crate) struct Head {
 /// The handler.
 pub(crate) async fn create(
     State(app): State<Arc<App>>,
+    place: Place,
     caller: Caller,
     tenant: Tenant,
     body: Result<Bytes, BytesRejection>,
@@ -60,7 +62,7 @@ pub(crate) async fn create(
     }
     if head.background {
         let queued = head.response.clone();
-        responses_stream::in_background(app, head, answer);
+        responses_stream::in_background(app, head, answer, place);
         return Ok(Json(queued).into_response());
     }
     Ok(Json(responses_stream::whole(&app, head, answer).await?).into_response())

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
@@ -25,9 +26,11 @@ pub(crate) struct Form {
 pub(crate) async fn get(
     State(app): State<Arc<App>>,
     tenant: Tenant,
-    Path(id): Path<String>,
-    Query(form): Query<Form>,
+    id: Result<Path<String>, PathRejection>,
+    form: Result<Query<Form>, QueryRejection>,
 ) -> Result<Response, ApiError> {
+    let Path(id) = id?;
+    let Query(form) = form?;
     let kept = app.responses.get(tenant.0, &id).ok_or_else(|| ApiError::no_response("response_id", &id))?;
     if form.stream.as_deref() != Some("true") {
         return Ok(Json(kept).into_response());
@@ -47,8 +50,9 @@ pub(crate) async fn get(
 pub(crate) async fn input_items(
     State(app): State<Arc<App>>,
     tenant: Tenant,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    let Path(id) = id?;
     let items = app.responses.input(tenant.0, &id).ok_or_else(|| ApiError::no_response("response_id", &id))?;
     let with_id = |(index, mut item): (usize, Value)| {
         if item.get("id").is_none_or(Value::is_null) && item.is_object() {
@@ -68,8 +72,9 @@ pub(crate) async fn input_items(
 pub(crate) async fn cancel(
     State(app): State<Arc<App>>,
     tenant: Tenant,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    let Path(id) = id?;
     match app.responses.cancel(tenant.0, &id) {
         None => Err(ApiError::no_response("response_id", &id)),
         Some(false) => Err(ApiError::field("response_id", format!("{id} does not run in the background"))),
@@ -85,8 +90,9 @@ pub(crate) async fn cancel(
 pub(crate) async fn delete(
     State(app): State<Arc<App>>,
     tenant: Tenant,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    let Path(id) = id?;
     if !app.responses.delete(tenant.0, &id) {
         return Err(ApiError::no_response("response_id", &id));
     }

@@ -16,6 +16,7 @@ use crate::errors::ApiError;
 use crate::pump::{self, Broken};
 use crate::response_items::Items;
 use crate::responses::{Head, usage_json};
+use crate::security::Place;
 use crate::server::{App, unix_seconds};
 use crate::sse;
 
@@ -55,11 +56,13 @@ pub(crate) async fn whole(app: &App, head: Head, mut answer: Answer) -> Result<V
 }
 
 /// Reads the answer in a task of its own; it is found in the store meanwhile.
-pub(crate) fn in_background(app: Arc<App>, head: Head, mut answer: Answer) {
+pub(crate) fn in_background(app: Arc<App>, head: Head, mut answer: Answer, place: Place) {
     let (stop, mut stopped) = watch::channel(false);
     let limit_bytes = app.options.response_store_bytes;
     app.responses.begin(head.tenant.0, &head.response, stop, limit_bytes);
     tokio::spawn(async move {
+        // The place among the requests of its key is taken until it has ended.
+        let _place = place;
         let mut run = Run::new(head);
         while !run.ended {
             let next = tokio::select! {
@@ -74,7 +77,8 @@ pub(crate) fn in_background(app: Arc<App>, head: Head, mut answer: Answer) {
         }
         // One that was deleted meanwhile stays deleted; a finished one was kept where it ended.
         let id = run.head.response["id"].as_str().unwrap_or_default();
-        if run.head.response["status"] != "completed" && app.responses.get(run.head.tenant.0, id).is_some() {
+        let cut_off = matches!(run.head.response["status"].as_str(), Some("failed" | "cancelled"));
+        if cut_off && app.responses.get(run.head.tenant.0, id).is_some() {
             app.responses.keep(run.head.tenant.0, &run.head.response, run.head.input, run.head.before, limit_bytes);
         }
     });

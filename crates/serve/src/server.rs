@@ -163,9 +163,9 @@ pub(crate) fn routes(app: &Arc<App>) -> Router<Arc<App>> {
         .route("/version", get(health::version))
         .merge(batch::file_routes(app))
         .merge(batch::batch_routes())
-        .fallback(|uri: Uri| async move { ApiError::not_found(uri.path()) })
+        .fallback(|uri: Uri| async move { security::refusal(uri.path(), ApiError::not_found(uri.path())) })
         .method_not_allowed_fallback(|method: Method, uri: Uri| async move {
-            ApiError::wrong_method(method.as_str(), uri.path())
+            security::refusal(uri.path(), ApiError::wrong_method(method.as_str(), uri.path()))
         })
         .layer(DefaultBodyLimit::max(app.options.max_body_bytes))
 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::rejection::BytesRejection;
+use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{Query, State};
 use bytes::Bytes;
 use longwave_text::ChatPlan;
@@ -26,9 +26,10 @@ pub(crate) struct Form {
 /// The prompt of a body: text and ids.
 pub(crate) async fn render(
     State(app): State<Arc<App>>,
-    Query(form): Query<Form>,
+    form: Result<Query<Form>, QueryRejection>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    let Query(form) = form?;
     let body = whole_body(body, app.options.max_body_bytes)?;
     let rendered = job::blocking(&app, move |app| {
         let protocol = form.protocol.as_deref().unwrap_or("chat");

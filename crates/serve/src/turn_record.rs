@@ -5,11 +5,11 @@ use longwave_text::{ReplyEvent, ReplyFinish, Turn, TurnCall};
 
 use crate::job::Recording;
 use crate::server::App;
-use crate::tenant::Tenant;
 
 /// A turn so far.
 pub(crate) struct TurnRecord {
-    tenant: Tenant,
+    owner: u64,
+    before: [u8; 32],
     turn: Turn,
     /// The model's own tokens begin here.
     opening: usize,
@@ -25,7 +25,7 @@ impl TurnRecord {
             content: String::new(),
             calls: Vec::new(),
         };
-        TurnRecord { tenant: recording.tenant, turn, opening }
+        TurnRecord { owner: recording.owner, before: recording.before, turn, opening }
     }
 
     pub(crate) fn token(&mut self, token: u32) {
@@ -57,6 +57,6 @@ impl TurnRecord {
             return;
         }
         self.turn.thinking = self.turn.tokens.first() == Some(&app.tokenizer.markers().think);
-        app.replays.keep(self.tenant, self.turn, app.options.replay_bytes);
+        app.replays.keep(self.owner, self.before, self.turn, app.options.replay_bytes);
     }
 }

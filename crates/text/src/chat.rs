@@ -22,6 +22,9 @@ impl ChatPlan {
         let mut tools = tools(body)?;
         let mut tool_choice = optional(body, "tool_choice")?;
         // The vendor forces no call behind a thought. Here the grammar does, so for the prompt the choice is free.
+        if tools.is_empty() && matches!(tool_choice, Some(Choice::Required | Choice::Named { .. })) {
+            return Err(ChatError::field("tool_choice", "a forced tool call needs tools"));
+        }
         let forced =
             thinking && !tools.is_empty() && matches!(tool_choice, Some(Choice::Required | Choice::Named { .. }));
         if forced && let Some(Choice::Named { function, .. }) = tool_choice.take() {

@@ -26,6 +26,6 @@ pub use grammar::{AnswerRules, Grammar, GrammarState, Grammars};
 pub use plain::PlainReply;
 pub use plan::{ChatDefaults, ChatError, ChatPlan, Effort, EffortTable, ToolNames};
 pub use prompt::Prompt;
-pub use replay::{Turn, TurnCall};
+pub use replay::{Turn, TurnCall, TurnKey, prefix_key};
 pub use reply::{Reply, ReplyEnd, ReplyEvent, ReplyFinish, ReplyOptions, ReplyStart};
 pub use tokenizer::{Markers, Tokenizer, TokenizerError};

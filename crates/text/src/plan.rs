@@ -5,7 +5,6 @@
 //! renderer sorts by id and the model was trained on the order of the calls.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 
 use deepseek_recipe::request::{ConversationRequest, ConversionError};
 use deepseek_recipe::stream::{ParsingOptions, ThinkingInitialStage};
@@ -16,9 +15,7 @@ use thiserror::Error;
 
 use crate::grammar::AnswerRules;
 use crate::prompt::Prompt;
-use crate::replay::Turn;
 use crate::reply::{ReplyOptions, ReplyStart};
-use crate::tokenizer::{Tokenizer, TokenizerError};
 
 /// How much the model shall think; the prompt says it in words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,8 +105,6 @@ pub struct ChatPlan {
     pub tool_names: ToolNames,
     /// Ids of the calls of each assistant message, in order, as the client sent them; ids are never rendered.
     pub call_ids: Vec<Vec<String>>,
-    /// For each assistant message, the turn of the model that it repeats, as far as it was recalled.
-    pub turns: Vec<Option<Arc<Turn>>>,
     /// What the answer must follow.
     pub rules: AnswerRules,
 }
@@ -144,8 +139,8 @@ impl ChatPlan {
             namespaces: converted.response_options.namespace_tool_map.unwrap_or_default(),
             search: false,
         };
-        let (turns, rules) = (Vec::new(), AnswerRules::default());
-        ChatPlan { conversation, reply, tool_names, call_ids, turns, rules }
+        let rules = AnswerRules::default();
+        ChatPlan { conversation, reply, tool_names, call_ids, rules }
     }
 
     /// Adds what `body` asks of the answer; `forced` says that a call must come although the prompt does not open it.
@@ -173,12 +168,6 @@ impl ChatPlan {
     /// Renders the prompt.
     pub fn prompt(&self) -> Prompt {
         Prompt::render(&self.conversation)
-    }
-
-    /// Token ids of the prompt, with recalled turns in the model's own tokens.
-    pub fn encode(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
-        let turns: Vec<_> = self.turns.iter().map(|turn| turn.as_ref().map(|turn| turn.tokens.as_slice())).collect();
-        self.prompt().encode_with(tokenizer, &turns)
     }
 }
 

@@ -5,11 +5,13 @@
 //! encoded as plain text.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use deepseek_recipe_core::conversation::Conversation;
 use deepseek_recipe_encoding::PromptEncoding;
 use deepseek_recipe_encoding::dsv4::DeepseekV4Encoding;
 
+use crate::replay::{self, Turn};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
 /// A rendered prompt.
@@ -30,14 +32,20 @@ impl Prompt {
 
     /// Token ids of the prompt.
     pub fn encode(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
-        self.encode_with(tokenizer, &[])
+        self.encode_with(tokenizer, |_, _| None)
     }
 
-    /// Token ids, where `turns[k]`, if there is one, stands for the text of assistant turn `k` between its marker and its end.
-    pub fn encode_with(&self, tokenizer: &Tokenizer, turns: &[Option<&[u32]>]) -> Result<Vec<u32>, TokenizerError> {
+    /// Token ids, where a turn that `turn` gives for an assistant turn, by its number and the key of all before it, stands for
+    /// the text between its marker and its end.
+    pub(crate) fn encode_with(
+        &self,
+        tokenizer: &Tokenizer,
+        turn: impl Fn(usize, [u8; 32]) -> Option<Arc<Turn>>,
+    ) -> Result<Vec<u32>, TokenizerError> {
         let markers = tokenizer.markers();
         let mut ids = Vec::with_capacity(self.text.len() / 4 + self.markers.len());
-        let (mut from, mut turns, mut in_turn) = (0, turns.iter(), false);
+        let (mut hash, mut hashed) = (blake3::Hasher::new(), 0);
+        let (mut from, mut turns, mut in_turn) = (0, 0, false);
         for range in &self.markers {
             // An unknown marker stays part of the text around it.
             let Some(id) = tokenizer.added_id(&self.text[range.clone()]) else { continue };
@@ -50,11 +58,14 @@ impl Prompt {
             ids.push(id);
             from = range.end;
             in_turn = false;
-            if id == markers.assistant
-                && let Some(Some(tokens)) = turns.next()
-            {
-                ids.extend_from_slice(tokens);
-                in_turn = true;
+            if id == markers.assistant {
+                replay::update(&mut hash, &ids[hashed..]);
+                hashed = ids.len();
+                if let Some(turn) = turn(turns, *hash.finalize().as_bytes()) {
+                    ids.extend_from_slice(&turn.tokens);
+                    in_turn = true;
+                }
+                turns += 1;
             }
         }
         if !in_turn {

@@ -11,6 +11,7 @@ use deepseek_recipe_core::messages::{InputMessage, ToolCall};
 use serde_json::Value;
 
 use crate::plan::ChatPlan;
+use crate::tokenizer::{Tokenizer, TokenizerError};
 
 /// A call of a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,31 +68,61 @@ fn same_json(one: &str, other: &str) -> bool {
         }
 }
 
+/// By what a turn of a history is looked up.
+#[derive(Debug, Clone, Copy)]
+pub struct TurnKey<'a> {
+    /// Ids of its calls, which no other turn has.
+    pub calls: &'a [String],
+    /// What [`prefix_key`] makes of the prompt before it, the assistant marker included. A turn without calls is known by
+    /// it alone: the same words elsewhere are another turn, with another thought.
+    pub before: [u8; 32],
+}
+
+/// Stands for the tokens of a prompt.
+pub fn prefix_key(tokens: &[u32]) -> [u8; 32] {
+    let mut hash = blake3::Hasher::new();
+    update(&mut hash, tokens);
+    *hash.finalize().as_bytes()
+}
+
+/// Adds tokens to a hash.
+pub(crate) fn update(hash: &mut blake3::Hasher, tokens: &[u32]) {
+    for chunk in tokens.chunks(256) {
+        let bytes: Vec<u8> = chunk.iter().flat_map(|token| token.to_le_bytes()).collect();
+        hash.update(&bytes);
+    }
+}
+
 impl ChatPlan {
-    /// Asks `find` for the turn of each assistant message, by the ids of its calls and its content, and takes those that
-    /// say the same.
-    pub fn recall(&mut self, find: impl Fn(&[String], &str) -> Option<Arc<Turn>>) {
-        let thinking = self.conversation.thinking_mode;
+    /// Token ids of the prompt. `find` is asked for the turn of each assistant message; one that says the same stands in
+    /// its place in the model's own tokens, with the thought that the client may have dropped.
+    pub fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        find: impl Fn(&TurnKey<'_>) -> Option<Arc<Turn>>,
+    ) -> Result<Vec<u32>, TokenizerError> {
         // Without tools in the prompt, thoughts of earlier turns are not rendered.
-        let thoughts = !self.conversation.tools.is_empty();
-        let mut turns = Vec::with_capacity(self.call_ids.len());
-        for message in &mut self.conversation.messages {
-            let InputMessage::Assistant { content, reasoning_content, tool_calls, prefix } = message else { continue };
-            let ids = self.call_ids.get(turns.len()).map_or(&[][..], Vec::as_slice);
-            // A prefix is to be continued, so it is no whole turn.
-            let found = if *prefix { None } else { find(ids, content) };
-            let turn = found.filter(|turn| {
-                let given = reasoning_content.as_deref();
-                // The thought is rendered exactly when the turn has one.
-                turn.thinking == (thinking && thoughts)
-                    && turn.says(content, given, tool_calls.as_deref().unwrap_or_default(), ids)
-            });
-            if let Some(turn) = turn.as_ref().filter(|turn| turn.thinking) {
-                *reasoning_content = Some(turn.reasoning.clone());
-            }
-            turns.push(turn);
-        }
-        self.turns = turns;
+        let thoughts = self.conversation.thinking_mode && !self.conversation.tools.is_empty();
+        let assistants: Vec<&InputMessage> = self
+            .conversation
+            .messages
+            .iter()
+            .filter(|message| matches!(message, InputMessage::Assistant { .. }))
+            .collect();
+        self.prompt().encode_with(tokenizer, |index, before| {
+            let InputMessage::Assistant { content, reasoning_content, tool_calls, prefix: false } =
+                *assistants.get(index)?
+            else {
+                // A prefix is to be continued, so it is no whole turn.
+                return None;
+            };
+            let ids = self.call_ids.get(index).map_or(&[][..], Vec::as_slice);
+            let turn = find(&TurnKey { calls: ids, before })?;
+            let calls = tool_calls.as_deref().unwrap_or_default();
+            // The thought is rendered exactly when the turn has one.
+            let fits = turn.thinking == thoughts && turn.says(content, reasoning_content.as_deref(), calls, ids);
+            fits.then_some(turn)
+        })
     }
 }
 

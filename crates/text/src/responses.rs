@@ -25,9 +25,8 @@ impl ChatPlan {
         let (thinking, effort) = thinking_switch(body, defaults)?;
         let mut gathered = Tools::of(body)?;
         let mut choice = tool_choice(body, &mut gathered.list)?;
-        if matches!(&choice, Value::String(s) if s == "required") && gathered.list.is_empty() {
-            return Err(ChatError::field("tool_choice", "a forced tool call needs tools"));
-        }
+        // A choice of a hosted tool is left out like the tool.
+        let calls = choice == "required" || matches!(choice["type"].as_str(), Some("function" | "custom"));
         // The vendor forces no call behind a thought. Here the grammar does, so for the prompt the choice is free.
         let forced = thinking && !gathered.list.is_empty() && (choice == "required" || choice.is_object());
         if forced {
@@ -66,6 +65,9 @@ impl ChatPlan {
         let mut converted = request.convert(ConversionOptions::new()).map_err(refusal)?;
         if json_object {
             converted.conversation.response_format = ResponseFormat::JsonObject;
+        }
+        if calls && converted.conversation.tools.is_empty() {
+            return Err(ChatError::field("tool_choice", "a forced tool call needs tools that the client runs"));
         }
         let mut plan = ChatPlan::of(converted, thinking, effort, defaults.table).with_rules(body, forced)?;
         plan.tool_names.custom.extend(gathered.custom);

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::rejection::BytesRejection;
+use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{Path, State};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -72,7 +72,7 @@ async fn create(
     batch.metadata = metadata(body.get("metadata"))?;
     let shown = batch.json();
     job::blocking(&app, move |_| {
-        make_room(&store)?;
+        make_room(&store, caller.tenant)?;
         store.add_batch(batch).map_err(storage)
     })
     .await?;
@@ -97,14 +97,14 @@ fn metadata(value: Option<&Value>) -> Result<Option<Map<String, Value>>, ApiErro
     }
 }
 
-/// Forgets the oldest finished batch when there are too many.
-fn make_room(store: &Batches) -> Result<(), ApiError> {
+/// Forgets the oldest finished batch of the tenant when there are too many: nobody loses one to another.
+fn make_room(store: &Batches, tenant: u64) -> Result<(), ApiError> {
     let oldest = {
         let index = store.index();
         if index.batches.len() < MAX_BATCHES {
             return Ok(());
         }
-        let finished = index.batches.values().filter(|batch| batch.state.is_final());
+        let finished = index.batches.values().filter(|batch| batch.tenant == tenant && batch.state.is_final());
         finished.min_by_key(|batch| batch.created_at).map(|batch| batch.id.clone())
     };
     match oldest {
@@ -126,11 +126,21 @@ async fn list(State(app): State<Arc<App>>, caller: Caller, query: PageQuery) -> 
     Ok(Json(page.cut(batches.iter().map(|batch| (batch.id.as_str(), batch.json())))?))
 }
 
-async fn one(State(app): State<Arc<App>>, caller: Caller, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+async fn one(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let Path(id) = id?;
     Ok(Json(found(store(&app)?, &caller, &id)?.json()))
 }
 
-async fn cancel(State(app): State<Arc<App>>, caller: Caller, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+async fn cancel(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let Path(id) = id?;
     let store = store(&app)?.clone();
     let batch = found(&store, &caller, &id)?;
     if batch.state.is_final() && batch.state != Reached::Cancelled {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::multipart::{Field, MultipartError, MultipartRejection};
+use axum::extract::rejection::PathRejection;
 use axum::extract::{DefaultBodyLimit, Multipart, Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -72,7 +73,7 @@ async fn upload(
     let (mut purpose, mut upload) = (None, None);
     while let Some(field) = form.next_field().await.map_err(|error| broken(store, &error))? {
         match field.name() {
-            Some("purpose") => purpose = Some(field.text().await.map_err(|error| broken(store, &error))?),
+            Some("purpose") => purpose = Some(short_text(store, field).await?),
             Some("file") if upload.is_none() => upload = Some(receive(store, field).await?),
             // Clients send fields that mean nothing here (expires_after).
             _ => {}
@@ -86,6 +87,15 @@ async fn upload(
     let upload = upload.ok_or_else(|| ApiError::field("file", "the field is missing; send a JSONL file"))?;
     let record = job::blocking(&app, move |_| upload.keep(caller.tenant).map_err(storage)).await?;
     Ok(Json(record.json()))
+}
+
+/// A field that is a word; what is longer is none of the words that are known.
+async fn short_text(store: &Batches, mut field: Field<'_>) -> Result<String, ApiError> {
+    let mut bytes = Vec::new();
+    while let Some(piece) = field.chunk().await.map_err(|error| broken(store, &error))? {
+        bytes.extend_from_slice(&piece[..piece.len().min(64 - bytes.len().min(64))]);
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 fn broken(store: &Batches, error: &MultipartError) -> ApiError {
@@ -172,11 +182,21 @@ async fn list(State(app): State<Arc<App>>, caller: Caller, query: PageQuery) -> 
     Ok(Json(page.cut(files.iter().map(|file| (file.id.as_str(), file.json())))?))
 }
 
-async fn one(State(app): State<Arc<App>>, caller: Caller, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+async fn one(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let Path(id) = id?;
     Ok(Json(found(store(&app)?, &caller, &id)?.json()))
 }
 
-async fn remove(State(app): State<Arc<App>>, caller: Caller, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+async fn remove(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let Path(id) = id?;
     let store = store(&app)?.clone();
     found(&store, &caller, &id)?;
     let reader = {
@@ -191,7 +211,12 @@ async fn remove(State(app): State<Arc<App>>, caller: Caller, Path(id): Path<Stri
     Ok(Json(json!({"id": id, "object": "file", "deleted": true})))
 }
 
-async fn content(State(app): State<Arc<App>>, caller: Caller, Path(id): Path<String>) -> Result<Response, ApiError> {
+async fn content(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
+    let Path(id) = id?;
     let store = store(&app)?;
     found(store, &caller, &id)?;
     let mut file = tokio::fs::File::open(store.content(&id)).await.map_err(storage)?;

@@ -177,6 +177,16 @@ pub(super) fn expire(input: &Path, max_line_bytes: usize, sink: &mut Sink) -> io
     Ok(())
 }
 
+/// Whether to ask again. An engine that has stopped stays so.
+fn is_later(status: StatusCode, answer: &[u8]) -> bool {
+    let code = || serde_json::from_slice::<Value>(answer).ok().map(|answer| answer["error"]["code"].clone());
+    match status {
+        StatusCode::TOO_MANY_REQUESTS => true,
+        StatusCode::SERVICE_UNAVAILABLE => code().is_some_and(|code| code != "engine_stopped"),
+        _ => false,
+    }
+}
+
 /// Asks until there is an answer that is not "later".
 async fn one(router: Router, caller: Caller, line: Line) -> Answered {
     let body = Value::Object(line.body).to_string();
@@ -191,13 +201,13 @@ async fn one(router: Router, caller: Caller, line: Line) -> Answered {
         let answer: Result<_, Infallible> = router.clone().oneshot(request).await;
         let Ok(response) = answer;
         let status = response.status();
-        if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
-            tokio::time::sleep(pause).await;
-            pause = (2 * pause).min(longest);
-            continue;
-        }
-        let custom_id = line.custom_id;
+        let custom_id = line.custom_id.clone();
         return match to_bytes(response.into_body(), MAX_ANSWER_BYTES).await {
+            Ok(bytes) if is_later(status, &bytes) => {
+                tokio::time::sleep(pause).await;
+                pause = (2 * pause).min(longest);
+                continue;
+            }
             Ok(bytes) => {
                 let body = serde_json::from_slice(&bytes)
                     .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&bytes).into_owned()));

@@ -7,12 +7,14 @@ mod keys;
 mod limits;
 pub(crate) mod tls;
 
+use std::convert::Infallible;
 use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -88,11 +90,27 @@ pub(crate) async fn check(State(app): State<Arc<App>>, request: Request, next: N
     let path = request.uri().path().to_owned();
     match admit(&app, &path, request) {
         Err(error) => refusal(&path, error),
-        Ok((request, permit)) => match permit {
+        Ok((mut request, permit)) => match permit {
             None => next.run(request).await,
             // A streamed answer holds its place until its last byte.
-            Some(permit) => body_guard::hold(next.run(request).await, permit),
+            Some(permit) => {
+                let permit = Arc::new(permit);
+                request.extensions_mut().insert(Place(Some(permit.clone())));
+                body_guard::hold(next.run(request).await, permit)
+            }
         },
+    }
+}
+
+/// A place among the requests of a key, for what goes on after the answer.
+#[derive(Clone, Default)]
+pub(crate) struct Place(#[expect(dead_code, reason = "held for its drop")] Option<Arc<limits::Permit>>);
+
+impl<S: Sync> FromRequestParts<S> for Place {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Place, Infallible> {
+        Ok(parts.extensions.get().cloned().unwrap_or_default())
     }
 }
 
@@ -147,7 +165,7 @@ fn too_many(over: Over) -> ApiError {
 }
 
 /// The error in the form that the route's clients read.
-fn refusal(path: &str, error: ApiError) -> Response {
+pub(crate) fn refusal(path: &str, error: ApiError) -> Response {
     let is_messages = path == "/v1/messages" || path.starts_with("/v1/messages/");
     if is_messages { AnthropicError(error).into_response() } else { error.into_response() }
 }

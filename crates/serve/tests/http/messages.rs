@@ -164,3 +164,12 @@ async fn p30_the_end_of_the_turn_is_never_text() {
         assert!(!post_to(server.port, "/v1/messages", &body).await.body.contains("end▁of▁sentence"));
     }
 }
+
+#[tokio::test]
+async fn unknown_paths_and_methods_have_the_form_of_the_protocol() {
+    let server = Server::start(Script::text("</think>x")).await;
+    for (method, path, status) in [("POST", "/v1/messages/nope", 404), ("GET", "/v1/messages", 405)] {
+        let answer = crate::client::send(server.port, method, path, b"{}").await;
+        assert_eq!((answer.status, &answer.json()["type"]), (status, &json!("error")), "{}", answer.body);
+    }
+}

@@ -134,3 +134,30 @@ async fn q2_q3_marks_and_billing_lines_do_not_change_the_prompt() {
     }
     assert!(prompts.iter().all(|prompt| *prompt == prompts[0]));
 }
+
+#[tokio::test]
+async fn a_thought_never_enters_another_conversation_that_says_the_same_words() {
+    let script = "{\"match\": \"first\", \"reply\": \"SECRET 4711</think>Done.\"}\n{\"match\": \"second\", \"reply\": \"Other thought</think>Done.\"}\n{\"reply\": \"</think>x\"}";
+    let server = Server::playing(script, |_| {}).await;
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    let ask = |messages: Value| json!({"messages": messages, "tools": tools});
+    let user = |text: &str| json!({"role": "user", "content": text});
+    let done = json!({"role": "assistant", "content": "Done."});
+    let used = |answer: &Value| {
+        let usage = &answer["usage"];
+        (usage["prompt_tokens"].as_u64().unwrap(), usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap())
+    };
+    post_to(server.port, "/v1/chat/completions", &ask(json!([user("first")]))).await;
+    // Somebody else's history with the same words is rendered as it came.
+    let other = ask(json!([user("unrelated"), done, user("what was your thought?")]));
+    let rendered = post_to(server.port, "/render", &other).await.json()["count"].as_u64().unwrap();
+    let answer = post_to(server.port, "/v1/chat/completions", &other).await.json();
+    assert_eq!(used(&answer).0, rendered, "no thought was put in");
+    // Two turns of one conversation that say the same keep their own thoughts.
+    let second = ask(json!([user("first"), done, user("second")]));
+    let second = post_to(server.port, "/v1/chat/completions", &second).await.json();
+    let known = second["usage"]["total_tokens"].as_u64().unwrap();
+    let third = ask(json!([user("first"), done, user("second"), done, user("third")]));
+    let third = post_to(server.port, "/v1/chat/completions", &third).await.json();
+    assert!(used(&third).1 >= known, "{third}");
+}

@@ -188,7 +188,50 @@ async fn what_is_cut_is_incomplete_and_what_fails_says_why() {
         let answer = post_to(server.port, "/v1/responses", &body).await;
         assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(param)), "{body} {}", answer.body);
     }
+    for (tools, choice) in [
+        (json!([]), json!("required")),
+        (json!([]), json!({"type": "function", "name": "zz"})),
+        (json!([{"type": "web_search"}]), json!("required")),
+    ] {
+        let body = json!({"input": "hi", "tools": tools, "tool_choice": choice});
+        let answer = post_to(server.port, "/v1/responses", &body).await;
+        assert_eq!(answer.status, 400, "{body}");
+        assert!(answer.json()["error"]["param"].as_str().unwrap().starts_with("tool_choice"), "{}", answer.body);
+    }
+    for path in ["/v1/responses/%ff", "/v1/responses/x?stream=a&stream=b", "/v1/models/%ff"] {
+        let answer = get(server.port, path).await;
+        assert_eq!((answer.status, &answer.json()["error"]["type"]), (400, &json!("invalid_request_error")), "{path}");
+    }
     let unanswered = json!({"input": [{"type": "function_call", "call_id": "abc", "name": "f", "arguments": "{}"}]});
     let answer = post_to(server.port, "/v1/responses", &unanswered).await;
     assert!(answer.status == 400 && answer.body.contains("abc"), "q15: the id of the client is named: {}", answer.body);
+}
+
+#[tokio::test]
+async fn a_background_response_that_was_cut_keeps_its_input() {
+    let server = Server::playing(CALL, |_| {}).await;
+    let running = create(&server, json!({"input": "cut", "background": true})).await;
+    let path = format!("/v1/responses/{}", running["id"].as_str().unwrap());
+    for _ in 0..200 {
+        if get(server.port, &path).await.json()["status"] == "incomplete" {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    // What ends it comes after what keeps it.
+    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    let items = get(server.port, &format!("{path}/input_items")).await.json();
+    assert_eq!(items["data"][0]["content"], "cut");
+    assert_eq!(
+        create(&server, json!({"input": "on", "previous_response_id": running["id"]})).await["status"],
+        "completed"
+    );
+}
+
+#[tokio::test]
+async fn a_response_in_the_background_takes_a_place_of_its_key() {
+    let server = Server::playing(CALL, |options| options.security.max_concurrent_per_key = Some(1)).await;
+    create(&server, json!({"input": "slow", "background": true})).await;
+    let refused = post_to(server.port, "/v1/responses", &json!({"input": "hi"})).await;
+    assert_eq!(refused.status, 429, "{}", refused.body);
 }
