@@ -41,6 +41,7 @@ impl ApiError {
 
     /// A name under which nothing is served.
     pub(crate) fn unknown_model(name: &str, served: &[String]) -> ApiError {
+        let name: String = name.chars().take(100).collect();
         let message = format!("the model {name:?} is not served here; served: {}", served.join(", "));
         let mut error = ApiError::new(StatusCode::NOT_FOUND, BAD_REQUEST, "model_not_found", message);
         error.param = Some("model".to_owned());

@@ -107,7 +107,7 @@ fn operation(path: &str, about: &str, body: Body) -> Value {
         Body::Nothing => None,
         Body::Of(protocol, required) => {
             if !path.ends_with("count_tokens") && path != "/render" {
-                content["text/event-stream"] = json!({"schema": {"type": "string"}});
+                content["text/event-stream"] = json!({});
             }
             Some(body_schema(protocol, required))
         }

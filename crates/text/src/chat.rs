@@ -41,9 +41,14 @@ impl ChatPlan {
             // The vendor insists on the word "json" in the messages; a local server need not.
             Some(vendor::ChatCompletionResponseFormat::JsonObject) => (None, true),
             Some(vendor::ChatCompletionResponseFormat::Text) | None => (None, false),
+            // As with tools: the grammar holds the schema as it was written.
+            Some(vendor::ChatCompletionResponseFormat::JsonSchema { mut json_schema }) => {
+                json_schema.strict = None;
+                (Some(vendor::ChatCompletionResponseFormat::JsonSchema { json_schema }), false)
+            }
             other => (other, false),
         };
-        in_vendor_tools(&mut tools, response_format.is_some());
+        in_vendor_tools(&mut tools);
         let kind = if thinking { "enabled" } else { "disabled" };
         let request = vendor::ChatCompletionRequest {
             messages: messages(body)?,
@@ -151,15 +156,13 @@ fn in_vendor_form(message: &Map<String, Value>) -> Map<String, Value> {
     message
 }
 
-/// Agents mix strict tools with others and with a response format, which the vendor refuses because its grammar cannot;
-/// the prompt can. A tool without parameters may say so with an empty schema.
-fn in_vendor_tools(tools: &mut [vendor::ChatCompletionTool], has_response_format: bool) {
-    let all_strict = tools.iter().all(|tool| tool.function.strict == Some(true));
+/// The vendor would refuse strict tools beside others, and rewrites the schemas of strict ones to what its own grammar can
+/// hold. Here the grammar holds them as they were declared, so the conversion hears nothing of it; the prompt never says it.
+/// A tool without parameters may say so with an empty schema.
+fn in_vendor_tools(tools: &mut [vendor::ChatCompletionTool]) {
     for tool in tools {
         let function = &mut tool.function;
-        if has_response_format || !all_strict {
-            function.strict = None;
-        }
+        function.strict = None;
         if function.parameters.as_ref().is_some_and(|schema| schema.as_object().is_some_and(Map::is_empty)) {
             function.parameters = None;
         }

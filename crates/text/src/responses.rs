@@ -39,10 +39,8 @@ impl ChatPlan {
             choice = "auto".into();
         }
         let format = format(body)?;
-        let has_schema = format["type"] == "json_schema";
         // The vendor insists on the word "json" in the input; a local server need not.
         let json_object = format["type"] == "json_object";
-        gathered.not_half_strict(has_schema);
         let (input, ids) = input(body, &gathered)?;
         let request = json!({
             "model": VENDOR_MODEL,
@@ -134,7 +132,12 @@ fn format(body: &Map<String, Value>) -> Result<Value, ChatError> {
     let format = object(body, "text")?.and_then(|text| present(text, "format"));
     match format {
         None => Ok(json!({"type": "text"})),
-        Some(format) if format.is_object() => Ok(format.clone()),
+        Some(Value::Object(format)) => {
+            let mut format = format.clone();
+            // The vendor would refuse what its own grammar cannot hold.
+            format.remove("strict");
+            Ok(format.into())
+        }
         Some(_) => Err(ChatError::field("text.format", "expected an object")),
     }
 }

@@ -90,6 +90,8 @@ impl Tools {
         }
         if let Some(fields) = tool.as_object_mut() {
             fields.remove("defer_loading");
+            // The vendor would rewrite the schema, or refuse it beside others; the grammar reads the request itself.
+            fields.remove("strict");
             // A tool without parameters may say so with an empty schema.
             if fields.get("parameters").is_some_and(|schema| schema.as_object().is_some_and(Map::is_empty)) {
                 fields.remove("parameters");
@@ -104,6 +106,9 @@ impl Tools {
         let mut fields = fields.clone();
         for tool in fields.get_mut("tools").and_then(Value::as_array_mut).into_iter().flatten() {
             let name = tool["name"].as_str().unwrap_or_default().to_owned();
+            if let Some(inner) = tool.as_object_mut() {
+                inner.remove("strict");
+            }
             if tool["type"] == "custom"
                 && let Some(inner) = tool.as_object()
             {
@@ -116,15 +121,6 @@ impl Tools {
             }
         }
         fields.into()
-    }
-
-    /// Agents mix strict tools with others and with a format, which the vendor refuses because its grammar cannot.
-    pub(crate) fn not_half_strict(&mut self, has_schema: bool) {
-        if has_schema || !self.list.iter().all(|tool| tool["strict"] == true) {
-            for tool in self.list.iter_mut().filter_map(Value::as_object_mut) {
-                tool.remove("strict");
-            }
-        }
     }
 }
 
