@@ -7,6 +7,8 @@
 //! It relies on how the parser cuts: `{`, `, `, `: `, `"` (around strings), `}` and `{}` are pieces of their own, and a
 //! name holds no space. Text of the model never holds `,` or `}` here, see [`hide`].
 
+use std::collections::VecDeque;
+
 /// Stand-ins, noncharacters that Unicode reserves for use inside a program: U+FFFD, because the vendor's decoder waits
 /// after it for a character to complete (characters are complete here already); the comma and the closing brace, so that
 /// those that the parser writes into arguments are told from those of the model.
@@ -39,9 +41,9 @@ enum State {
     Start,
     Name(String),
     Value,
-    /// Inside a string; a backslash waits for the character after it.
+    /// Inside a string; an escape waits for its end.
     Text {
-        backslash: bool,
+        escape: String,
     },
     /// A value that claims to be JSON.
     Raw(String),
@@ -73,7 +75,7 @@ impl Arguments {
             // A string; or a value that claims to be JSON and begins like one, read alike wherever it is cut.
             (State::Value, _) if piece.starts_with('"') => {
                 self.give("\"", out);
-                self.state = State::Text { backslash: false };
+                self.state = State::Text { escape: String::new() };
                 self.text(&reveal(&piece[1..]), out);
             }
             (State::Unmarked(value), _) => value.push_str(&reveal(piece)),
@@ -122,15 +124,24 @@ impl Arguments {
     /// Text inside a string. The parser has escaped it, unless a value that claims to be JSON began with a quote: what
     /// would break the JSON then is escaped here.
     fn text(&mut self, text: &str, out: &mut String) {
-        let State::Text { backslash } = &mut self.state else { return };
+        let State::Text { escape } = &mut self.state else { return };
         let mut given = String::with_capacity(text.len());
         let mut closed = false;
-        for ch in text.chars() {
-            if std::mem::take(backslash) {
-                given.push_str(if "\"\\/bfnrtu".contains(ch) { "\\" } else { "\\\\" });
-                given.push(ch);
-            } else if ch == '\\' {
-                *backslash = true;
+        let mut rest: VecDeque<char> = text.chars().collect();
+        while let Some(ch) = rest.pop_front() {
+            if ch == '\\' || !escape.is_empty() {
+                escape.push(ch);
+                match ending(escape) {
+                    Ending::Open => {}
+                    Ending::Whole => given.push_str(&std::mem::take(escape)),
+                    Ending::Bad => {
+                        // No escape: the backslash stands for itself, what follows is read again.
+                        given.push_str("\\\\");
+                        for ch in std::mem::take(escape).chars().skip(1).collect::<Vec<_>>().into_iter().rev() {
+                            rest.push_front(ch);
+                        }
+                    }
+                }
             } else if ch < ' ' {
                 given.push_str(quoted(&ch.to_string()).trim_matches('"'));
             } else {
@@ -151,7 +162,7 @@ impl Arguments {
         match std::mem::replace(&mut self.state, State::After) {
             State::Value => self.give("\"\"", out),
             State::Raw(text) => self.give(&json(&text), out),
-            State::Text { backslash } => self.give(if backslash { "\\\\\"" } else { "\"" }, out),
+            State::Text { escape } => self.give(&format!("{}\"", escape.replace('\\', "\\\\")), out),
             State::Unmarked(text) => self.give(&json(&text[..text.find("</").unwrap_or(text.len())]), out),
             State::Start | State::Name(_) | State::After | State::Closed => {}
         }
@@ -166,6 +177,44 @@ impl Arguments {
     fn close(&mut self, out: &mut String) {
         out.push_str(if self.names.is_empty() { "{}" } else { "}" });
         self.state = State::Closed;
+    }
+}
+
+/// What a text that begins with a backslash is so far.
+#[derive(PartialEq, Eq)]
+enum Ending {
+    Open,
+    Whole,
+    Bad,
+}
+
+fn ending(escape: &str) -> Ending {
+    let unit = |digits: &str| match digits {
+        digits if !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) => Err(Ending::Bad),
+        digits if digits.len() < 4 => Err(Ending::Open),
+        digits => u32::from_str_radix(digits, 16).map_err(|_| Ending::Bad),
+    };
+    match escape.as_bytes().get(1) {
+        None => return Ending::Open,
+        Some(b'u') => {}
+        Some(byte) if b"\"\\/bfnrt".contains(byte) => return Ending::Whole,
+        Some(_) => return Ending::Bad,
+    }
+    let (first, second) = escape[2..].split_at_checked(4).unwrap_or((&escape[2..], ""));
+    match unit(first) {
+        Err(ending) => ending,
+        // Half of a character is none without its other half.
+        Ok(0xd800..0xdc00) => match second.strip_prefix("\\u") {
+            None if "\\u".starts_with(second) => Ending::Open,
+            None => Ending::Bad,
+            Some(digits) => match unit(digits) {
+                Ok(0xdc00..0xe000) => Ending::Whole,
+                Ok(_) => Ending::Bad,
+                Err(ending) => ending,
+            },
+        },
+        Ok(0xdc00..0xe000) => Ending::Bad,
+        Ok(_) => Ending::Whole,
     }
 }
 

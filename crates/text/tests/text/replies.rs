@@ -296,6 +296,10 @@ fn p21_a_value_that_is_no_json_becomes_a_string() {
         // Found by fuzzing: the same wherever the quote is cut off.
         (vec![("o", false, "\": no end"), ("n", false, "3")], "{\"o\": \": no end\", \"n\": 3}"),
         (vec![("o", false, "\"a\" and more")], "{\"o\": \"a\"}"),
+        // Found by fuzzing: escapes that are none.
+        (vec![("o", false, "\"\\\u{2}\u{0}")], "{\"o\": \"\\\\\\u0002\\u0000\"}"),
+        (vec![("o", false, "\"\\u12 \\ud83d \\q")], "{\"o\": \"\\\\u12 \\\\ud83d \\\\q\"}"),
+        (vec![("o", false, "\"\\ud83d\\ude00 \\u00e9\"")], "{\"o\": \"\\ud83d\\ude00 \\u00e9\"}"),
         (
             vec![("o", false, "{\"a, b\": [1, {\"}\": \", \"}], \"c\": \"d\"}"), ("n", false, "-1.5e3")],
             "{\"o\": {\"a, b\": [1, {\"}\": \", \"}], \"c\": \"d\"}, \"n\": -1.5e3}",
