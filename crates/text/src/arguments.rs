@@ -222,10 +222,10 @@ fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// A value as JSON.
+/// A value as JSON. What clients' parsers may refuse (a number beyond all floats, half a character) is no JSON either.
 fn json(text: &str) -> String {
     let trimmed = text.trim();
-    match serde_json::from_str::<serde::de::IgnoredAny>(trimmed) {
+    match serde_json::from_str::<serde_json::Value>(trimmed) {
         Ok(_) => trimmed.to_owned(),
         Err(_) => quoted(text),
     }

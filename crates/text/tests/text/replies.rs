@@ -296,6 +296,7 @@ fn p21_a_value_that_is_no_json_becomes_a_string() {
         // Found by fuzzing: the same wherever the quote is cut off.
         (vec![("o", false, "\": no end"), ("n", false, "3")], "{\"o\": \": no end\", \"n\": 3}"),
         (vec![("o", false, "\"a\" and more")], "{\"o\": \"a\"}"),
+        (vec![("o", false, "333e33333"), ("n", false, "1e3")], "{\"o\": \"333e33333\", \"n\": 1e3}"),
         // Found by fuzzing: escapes that are none.
         (vec![("o", false, "\"\\\u{2}\u{0}")], "{\"o\": \"\\\\\\u0002\\u0000\"}"),
         (vec![("o", false, "\"\\u12 \\ud83d \\q")], "{\"o\": \"\\\\u12 \\\\ud83d \\\\q\"}"),
