@@ -5,26 +5,17 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use longwave_text::{Reply, ReplyEnd, ReplyEvent, ReplyFinish, ReplyOptions, ReplyStart};
+use longwave_text::{Reply, ReplyCall, ReplyEnd, ReplyFinish, ReplyMessage, ReplyOptions, ReplyStart};
 
-type Message = (String, String, Vec<(String, String)>, ReplyFinish);
-
-fn read(options: &ReplyOptions, pieces: &[&str], end: ReplyEnd) -> Message {
+fn read(options: &ReplyOptions, pieces: &[&str], end: ReplyEnd) -> (ReplyMessage, ReplyFinish) {
     let (mut reply, mut events) = (Reply::new(options.clone()), Vec::new());
     for piece in pieces {
         reply.push_text(piece, &mut events);
     }
     let finish = reply.finish(end, &mut events);
-    let (mut reasoning, mut content, mut calls) = (String::new(), String::new(), Vec::<(String, String)>::new());
-    for event in events {
-        match event {
-            ReplyEvent::Reasoning(text) => reasoning.push_str(&text),
-            ReplyEvent::Content(text) => content.push_str(&text),
-            ReplyEvent::ToolCallStart { name, .. } => calls.push((name, String::new())),
-            ReplyEvent::ToolCallArguments { index, delta } => calls[index as usize].1.push_str(&delta),
-        }
-    }
-    (reasoning, content, calls, finish)
+    let mut said = ReplyMessage::default();
+    said.add(&events);
+    (said, finish)
 }
 
 fuzz_target!(|data: &[u8]| {
@@ -40,7 +31,7 @@ fuzz_target!(|data: &[u8]| {
     let end = if mode & 16 == 0 { ReplyEnd::Stop } else { ReplyEnd::Length };
     let whole = read(&options, &[&text], end);
     if end == ReplyEnd::Stop {
-        for (name, arguments) in &whole.2 {
+        for ReplyCall { name, arguments, .. } in &whole.0.calls {
             let json = serde_json::from_str::<serde_json::Value>(arguments);
             assert!(json.is_ok_and(|json| json.is_object()), "{name}: {arguments:?} in {text:?}");
         }

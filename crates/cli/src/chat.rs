@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 use longwave_engine::request::{Event, FinishReason, Request};
-use longwave_engine::step::{ReturnLogits, Sampling};
+use longwave_engine::step::Sampling;
 use longwave_text::{ChatDefaults, ChatPlan, Reply, ReplyEnd, ReplyEvent};
 use serde_json::{Map, Value, json};
 
@@ -117,17 +117,7 @@ fn answer(model: &Loaded, args: &Args, messages: &[Value]) -> Result<Value> {
         seed: prompt.len() as u64,
         ..Sampling::default()
     };
-    let request = Request {
-        prompt,
-        max_tokens: args.max_tokens,
-        min_tokens: 0,
-        stop_tokens: vec![eos],
-        sampling,
-        priority: 0,
-        salt: 0,
-        constraint: None,
-        logits: ReturnLogits::No,
-    };
+    let request = Request { stop_tokens: vec![eos], sampling, ..Request::greedy(prompt, args.max_tokens) };
     let (sender, events) = mpsc::channel();
     let started = Instant::now();
     let id = model.engine.submit(request, Box::new(move |e| drop(sender.send(e))))?;

@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
-use longwave_text::{ChatDefaults, Reply, ReplyEnd, ReplyEvent, ReplyFinish, ReplyOptions, ReplyStart};
+use longwave_text::{ChatDefaults, Reply, ReplyEnd, ReplyEvent, ReplyFinish, ReplyMessage, ReplyOptions, ReplyStart};
 use serde_json::{Map, Value, json};
 
 use crate::render::{self, Protocol};
@@ -113,23 +113,23 @@ fn options(args: &Args, request: Option<&Map<String, Value>>) -> Result<ReplyOpt
 }
 
 fn print(out: &mut impl Write, args: &Args, options: ReplyOptions, text: &str, end: End) -> Result<()> {
-    let (mut reply, mut events) = (Reply::new(options), Vec::new());
-    let mut show = |new: Vec<ReplyEvent>, events: &mut Vec<ReplyEvent>| -> Result<()> {
+    let (mut reply, mut said) = (Reply::new(options), ReplyMessage::default());
+    let mut take = |new: Vec<ReplyEvent>| -> Result<()> {
         for event in new.iter().filter(|_| args.events) {
             writeln!(out, "{}", event_json(event))?;
         }
-        events.extend(new);
+        said.add(&new);
         Ok(())
     };
     for piece in pieces(text, args.pieces) {
         let mut new = Vec::new();
         reply.push_text(piece, &mut new);
-        show(new, &mut events)?;
+        take(new)?;
     }
     let (end, mut new) = (if end == End::Stop { ReplyEnd::Stop } else { ReplyEnd::Length }, Vec::new());
     let finish = reply.finish(end, &mut new);
-    show(new, &mut events)?;
-    writeln!(out, "{}", result(events, &finish))?;
+    take(new)?;
+    writeln!(out, "{}", result(&said, &finish))?;
     Ok(())
 }
 
@@ -153,26 +153,9 @@ fn event_json(event: &ReplyEvent) -> Value {
 }
 
 /// The message of Chat Completions, and why it ended.
-fn result(events: Vec<ReplyEvent>, finish: &ReplyFinish) -> Value {
-    let (mut content, mut reasoning) = (String::new(), String::new());
-    let mut calls: Vec<(String, String, String)> = Vec::new();
-    for event in events {
-        match event {
-            ReplyEvent::Reasoning(text) => reasoning += &text,
-            ReplyEvent::Content(text) => content += &text,
-            ReplyEvent::ToolCallStart { id, name, .. } => calls.push((id, name, String::new())),
-            ReplyEvent::ToolCallArguments { delta, .. } => {
-                if let Some((.., arguments)) = calls.last_mut() {
-                    arguments.push_str(&delta);
-                }
-            }
-        }
-    }
-    let mut message = json!({"role": "assistant", "content": content, "reasoning_content": reasoning});
-    if !calls.is_empty() {
-        let call = |(id, name, arguments): (String, String, String)| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
-        message["tool_calls"] = calls.into_iter().map(call).collect();
-    }
+fn result(said: &ReplyMessage, finish: &ReplyFinish) -> Value {
+    let mut message = said.chat_json();
+    message["reasoning_content"] = said.reasoning.as_str().into();
     let (reason, stop) = match finish {
         ReplyFinish::Stop(stop) => ("stop", stop.as_deref()),
         ReplyFinish::Length => ("length", None),

@@ -95,17 +95,8 @@ fn drafts(name: &str, drafts: u32) -> (f64, String) {
     let (mut seconds, mut tokens) = (0.0, 0);
     for seed in 0..6 {
         let temperature = if seed == 0 { 0.0 } else { 1.0 };
-        let request = Request {
-            prompt: prompt.clone(),
-            max_tokens: 200,
-            min_tokens: 0,
-            stop_tokens: vec![1],
-            sampling: Sampling { temperature, seed, ..Sampling::default() },
-            priority: 0,
-            salt: 0,
-            constraint: None,
-            logits: ReturnLogits::No,
-        };
+        let sampling = Sampling { temperature, seed, ..Sampling::default() };
+        let request = Request { stop_tokens: vec![1], sampling, ..Request::greedy(prompt.clone(), 200) };
         engine.submit(request, Box::new(|_: Event| ())).expect("an empty queue");
         engine.step();
         let (start, before) = (Instant::now(), engine.status().output_tokens);
@@ -179,17 +170,7 @@ fn behind_lost_windows(context: u32, replay: bool) -> (f64, u64) {
     let options = CpuOptions { seats: 1, step_tokens: 512, context: context + 9, cache_bytes: 1 << 30, drafts: 0 };
     let mut engine = Engine::new(backend(options), EngineOptions { replay, ..EngineOptions::default() });
     let ask = |engine: &mut Engine<CpuBackend>| {
-        let request = Request {
-            prompt: tokens(context as usize + 1),
-            max_tokens: 1,
-            min_tokens: 0,
-            stop_tokens: Vec::new(),
-            sampling: Sampling::default(),
-            priority: 0,
-            salt: 0,
-            constraint: None,
-            logits: ReturnLogits::No,
-        };
+        let request = Request::greedy(tokens(context as usize + 1), 1);
         let start = Instant::now();
         engine.submit(request, Box::new(|_: Event| ())).expect("an empty queue");
         while engine.step() {}

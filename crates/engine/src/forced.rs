@@ -126,20 +126,11 @@ mod tests {
     use super::*;
     use crate::engine::{Engine, EngineOptions};
     use crate::proof::{compare, serve, workload};
-    use crate::sim::{DraftQuality, Failure, SimBackend, SimOptions};
+    use crate::sim::{DraftQuality, SimBackend, SimOptions};
     use crate::testing::tiny_layout;
 
     fn backend(drafts: u32, draft_quality: DraftQuality) -> SimBackend {
-        let options = SimOptions {
-            seed: 7,
-            draft_quality,
-            fail_at_step: None,
-            failure: Failure::BadStep,
-            fail_late: false,
-            fail_at_unit: None,
-            poison: true,
-            step_time: Default::default(),
-        };
+        let options = SimOptions { seed: 7, draft_quality, ..SimOptions::default() };
         let limits =
             Limits { seats: 4, step_tokens: 64, context: 4096, units: [900; 3], drafts, in_flight: 1, vocab: 1000 };
         SimBackend::new(tiny_layout(), limits, options)

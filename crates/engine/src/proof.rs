@@ -177,21 +177,12 @@ pub fn compare(plain: &[Answer], other: &[Answer]) -> Comparison {
 mod tests {
     use super::*;
     use crate::engine::EngineOptions;
-    use crate::sim::{DraftQuality, Failure, SimBackend, SimOptions};
+    use crate::sim::{SimBackend, SimOptions};
     use crate::step::Limits;
     use crate::testing::tiny_layout;
 
     fn engine(seed: u64, step_tokens: u32, seats: u32) -> Engine<SimBackend> {
-        let options = SimOptions {
-            seed,
-            draft_quality: DraftQuality::Off,
-            fail_at_step: None,
-            failure: Failure::BadStep,
-            fail_late: false,
-            fail_at_unit: None,
-            poison: true,
-            step_time: Default::default(),
-        };
+        let options = SimOptions { seed, ..SimOptions::default() };
         let limits =
             Limits { seats, step_tokens, context: 4096, units: [900; 3], drafts: 0, in_flight: 1, vocab: 1000 };
         Engine::new(SimBackend::new(tiny_layout(), limits, options), EngineOptions::default())

@@ -37,6 +37,23 @@ pub struct Request {
     pub constraint: Option<ConstraintSource>,
 }
 
+impl Request {
+    /// The likeliest tokens, up to so many, and nothing else asked for.
+    pub fn greedy(prompt: Vec<Token>, max_tokens: u32) -> Request {
+        Request {
+            prompt,
+            max_tokens,
+            min_tokens: 0,
+            stop_tokens: Vec::new(),
+            sampling: Sampling::default(),
+            priority: 0,
+            salt: 0,
+            constraint: None,
+            logits: ReturnLogits::No,
+        }
+    }
+}
+
 /// The salt of a tenant's text: texts that differ have salts that differ, for all that anybody can find.
 pub fn salt_of(text: &str) -> u64 {
     let mut salt = [0; 8];

@@ -63,6 +63,8 @@ pub struct SimOptions {
     pub fail_at_unit: Option<u64>,
     /// Make rows of newly mapped blocks unreadable until they are written.
     pub poison: bool,
+    /// Choose tokens as if there were no masks.
+    pub ignore_masks: bool,
     /// Time that each step takes, for tests that need requests to be under way.
     pub step_time: Duration,
 }
@@ -78,6 +80,7 @@ impl Default for SimOptions {
             fail_late: false,
             fail_at_unit: None,
             poison: true,
+            ignore_masks: false,
             step_time: Duration::ZERO,
         }
     }
@@ -344,7 +347,7 @@ impl SimBackend {
                 if i > sampled_from {
                     history = history.map(|h| h ^ count(seq, seq.start + i as u32, tokens[i]));
                 }
-                let mask = step.mask_of(seq, (i - sampled_from) as u32);
+                let mask = step.mask_of(seq, (i - sampled_from) as u32).filter(|_| !self.options.ignore_masks);
                 let token = self.masked(self.pick(&scratch, sampling, history)?, mask)?;
                 result.logprobs.extend(logprobs(sampling, token, self.limits.vocab));
                 result.tokens.push(token);

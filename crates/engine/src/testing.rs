@@ -34,17 +34,7 @@ pub fn tiny_layout() -> CacheLayout {
 
 /// A greedy request.
 pub fn request(prompt: Vec<u32>, max_tokens: u32) -> crate::request::Request {
-    crate::request::Request {
-        prompt,
-        max_tokens,
-        min_tokens: 0,
-        stop_tokens: Vec::new(),
-        sampling: crate::step::Sampling::default(),
-        priority: 0,
-        salt: 0,
-        logits: crate::step::ReturnLogits::No,
-        constraint: None,
-    }
+    crate::request::Request::greedy(prompt, max_tokens)
 }
 
 /// An empty prefix cache.

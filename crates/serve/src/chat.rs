@@ -7,31 +7,27 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
 use longwave_text::{ChatPlan, ReplyFinish};
 use serde_json::{Value, json};
 
 use crate::answer::{Answer, Usage};
 use crate::caller::Caller;
 use crate::controls::{Controls, Protocol};
-use crate::errors::{ApiError, json_object, whole_body};
+use crate::errors::{ApiError, json_object};
+use crate::input::RawBody;
 use crate::job::{self, Job, fresh_id};
 use crate::message;
 use crate::server::{App, unix_seconds};
-use crate::tenant::Tenant;
 use crate::{chat_stream, sse};
 
 /// The handler.
 pub(crate) async fn complete(
     State(app): State<Arc<App>>,
     caller: Caller,
-    tenant: Tenant,
-    body: Result<Bytes, BytesRejection>,
+    RawBody(body): RawBody,
 ) -> Result<Response, ApiError> {
-    let body = whole_body(body, app.options.max_body_bytes)?;
-    let (job, head) = job::blocking(&app, move |app| prepare(app, tenant, &body)).await?;
+    let (job, head) = job::blocking(&app, move |app| prepare(app, caller, &body)).await?;
     let mut answers = job::submit(&app, &caller, &head.id, job)?;
     job::started(&app, &mut answers, head.stream).await?;
     let head = Arc::new(head);
@@ -59,7 +55,7 @@ pub(crate) struct Head {
 }
 
 /// From bytes to a request for the engine.
-fn prepare(app: &App, tenant: Tenant, body: &[u8]) -> Result<(Job, Head), ApiError> {
+fn prepare(app: &App, caller: Caller, body: &[u8]) -> Result<(Job, Head), ApiError> {
     let body = json_object(body)?;
     let model = job::model(app, &body)?;
     for old in ["functions", "function_call"] {
@@ -80,7 +76,7 @@ fn prepare(app: &App, tenant: Tenant, body: &[u8]) -> Result<(Job, Head), ApiErr
         prefix_report: controls.prefix_report,
         keep_alive: app.options.keep_alive,
     };
-    Ok((job::of_plan(app, tenant, plan, controls, "messages")?, head))
+    Ok((job::of_plan(app, &caller, plan, controls, "messages")?, head))
 }
 
 pub(crate) fn finish_reason(finish: &ReplyFinish) -> &'static str {
@@ -109,8 +105,13 @@ async fn whole(head: &Head, mut answers: Vec<Answer>) -> Result<Response, ApiErr
         } else {
             Value::Null
         };
+        let mut said = message.said.chat_json();
+        if head.reasoning {
+            said["reasoning_content"] = message.said.reasoning.as_str().into();
+            said["reasoning"] = message.said.reasoning.into();
+        }
         choices.push(json!({
-            "index": index, "message": message.chat_json(head.reasoning), "logprobs": logprobs,
+            "index": index, "message": said, "logprobs": logprobs,
             "finish_reason": finish_reason(&finish), "stop_reason": stop_reason(&finish),
         }));
         if index == 0 { usage = answer.usage() } else { usage.add(answer.usage()) }

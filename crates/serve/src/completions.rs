@@ -8,17 +8,16 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
 use longwave_text::{AnswerRules, PlainReply, ReplyFinish, ReplyOptions, ReplyStart};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Usage};
 use crate::caller::Caller;
 use crate::chat::{finish_reason, stop_reason};
-use crate::controls::{Controls, Protocol};
-use crate::errors::{ApiError, json_object, whole_body};
+use crate::controls::{Controls, Fields, Protocol};
+use crate::errors::{ApiError, json_object};
+use crate::input::RawBody;
 use crate::job::{self, Job, fresh_id};
 use crate::message;
 use crate::server::{App, unix_seconds};
@@ -48,9 +47,8 @@ pub(crate) struct Head {
 pub(crate) async fn complete(
     State(app): State<Arc<App>>,
     caller: Caller,
-    body: Result<Bytes, BytesRejection>,
+    RawBody(body): RawBody,
 ) -> Result<Response, ApiError> {
-    let body = whole_body(body, app.options.max_body_bytes)?;
     let (jobs, head) = job::blocking(&app, move |app| prepare(app, &json_object(&body)?)).await?;
     let mut answers = Vec::new();
     for job in jobs {
@@ -69,11 +67,10 @@ pub(crate) async fn complete(
 fn prepare(app: &App, body: &Map<String, Value>) -> Result<(Vec<Job>, Head), ApiError> {
     let model = job::model(app, body)?;
     let controls = Controls::read(body, Protocol::Completions, &app.options.sampling, app.engine.limits.vocab)?;
-    let flag = |name: &str| match body.get(name) {
-        None | Some(Value::Null) => Ok(false),
-        Some(value) => value.as_bool().ok_or_else(|| ApiError::field(name, "expected true or false")),
-    };
-    let (echo, include_stop) = (flag("echo")?, flag("include_stop_str_in_output")?);
+    let (echo, include_stop) = (
+        Fields(body).flag("echo")?.unwrap_or(false),
+        Fields(body).flag("include_stop_str_in_output")?.unwrap_or(false),
+    );
     let logprobs = controls.sampling.top_logprobs.is_some();
     if echo && logprobs {
         let why = "log-probabilities of a prompt are not available; leave out echo, or logprobs";
@@ -246,7 +243,7 @@ async fn whole(head: &Head, mut answers: Vec<Answer>) -> Result<Response, ApiErr
         let (message, finish) = message::whole(answer).await?;
         let echo = &head.echoes[index];
         let logprobs = if head.logprobs { legacy_logprobs(&message.content_logprobs, 0) } else { Value::Null };
-        choices.push(choice(index, &format!("{echo}{}", message.content), logprobs, Some(&finish)));
+        choices.push(choice(index, &format!("{echo}{}", message.said.content), logprobs, Some(&finish)));
         add_usage(&mut usage, answer.usage(), index % head.per_prompt == 0);
     }
     let body = json!({

@@ -133,14 +133,14 @@ impl Controls {
 }
 
 /// Typed access; null counts as absent.
-struct Fields<'a>(&'a Map<String, Value>);
+pub(crate) struct Fields<'a>(pub(crate) &'a Map<String, Value>);
 
 impl Fields<'_> {
     fn get(&self, name: &str) -> Option<&Value> {
         self.0.get(name).filter(|value| !value.is_null())
     }
 
-    fn flag(&self, name: &str) -> Result<Option<bool>, ApiError> {
+    pub(crate) fn flag(&self, name: &str) -> Result<Option<bool>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         value.as_bool().map(Some).ok_or_else(|| ApiError::field(name, "expected true or false"))
     }

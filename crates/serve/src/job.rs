@@ -17,7 +17,6 @@ use crate::errors::ApiError;
 use crate::generation::{Generation, fresh_number};
 use crate::models;
 use crate::server::App;
-use crate::tenant::Tenant;
 use crate::turn_record::TurnRecord;
 
 /// What is submitted.
@@ -66,13 +65,13 @@ pub(crate) fn model<'a>(app: &'a App, body: &Map<String, Value>) -> Result<&'a s
 /// The job of a conversation; `messages` is the field that holds it.
 pub(crate) fn of_plan(
     app: &App,
-    tenant: Tenant,
+    caller: &Caller,
     plan: ChatPlan,
     controls: Controls,
     messages: &str,
 ) -> Result<Job, ApiError> {
     // What shares no cached prefix shares no turn either.
-    let owner = tenant.0 ^ controls.salt.rotate_left(32);
+    let owner = caller.tenant ^ controls.salt.rotate_left(32);
     let prompt = plan.encode(&app.tokenizer, |key| app.replays.find(owner, key));
     let prompt = prompt.map_err(|error| ApiError::field(messages, error))?;
     let recording = recording(app, owner, &plan, &prompt);

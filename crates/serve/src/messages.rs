@@ -7,20 +7,18 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
-use longwave_text::{ChatPlan, ReplyFinish};
+use longwave_text::{ChatPlan, ReplyCall, ReplyFinish, ReplyMessage};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Usage};
 use crate::caller::Caller;
 use crate::controls::{Controls, Protocol};
-use crate::errors::{AnthropicError, ApiError, json_object, whole_body};
+use crate::errors::{AnthropicError, ApiError, json_object};
+use crate::input::RawBody;
 use crate::job::{self, Job, fresh_id};
-use crate::message::{self, Call, Message};
+use crate::message;
 use crate::server::App;
-use crate::tenant::Tenant;
 use crate::{messages_stream, sse};
 
 /// What the answer repeats.
@@ -36,11 +34,9 @@ pub(crate) struct Head {
 pub(crate) async fn create(
     State(app): State<Arc<App>>,
     caller: Caller,
-    tenant: Tenant,
-    body: Result<Bytes, BytesRejection>,
+    RawBody(body): RawBody,
 ) -> Result<Response, AnthropicError> {
-    let body = whole_body(body, app.options.max_body_bytes)?;
-    let (job, head) = job::blocking(&app, move |app| prepare(app, tenant, &json_object(&body)?)).await?;
+    let (job, head) = job::blocking(&app, move |app| prepare(app, caller, &json_object(&body)?)).await?;
     let mut answers = job::submit(&app, &caller, &head.id, job)?;
     job::started(&app, &mut answers, head.stream).await?;
     let Some(mut answer) = answers.pop() else { return Err(ApiError::internal("no answer was begun").into()) };
@@ -50,15 +46,14 @@ pub(crate) async fn create(
         return Ok(response);
     }
     let (message, finish) = message::whole(&mut answer).await?;
-    Ok(Json(whole(&head, &message, &finish, &answer)).into_response())
+    Ok(Json(whole(&head, &message.said, &finish, &answer)).into_response())
 }
 
 /// The handler of /v1/messages/count_tokens.
 pub(crate) async fn count_tokens(
     State(app): State<Arc<App>>,
-    body: Result<Bytes, BytesRejection>,
+    RawBody(body): RawBody,
 ) -> Result<Json<Value>, AnthropicError> {
-    let body = whole_body(body, app.options.max_body_bytes)?;
     let count = job::blocking(&app, move |app| {
         let body = json_object(&body)?;
         job::model(app, &body)?;
@@ -69,7 +64,7 @@ pub(crate) async fn count_tokens(
     Ok(Json(json!({"input_tokens": count.await?})))
 }
 
-fn prepare(app: &App, tenant: Tenant, body: &Map<String, Value>) -> Result<(Job, Head), ApiError> {
+fn prepare(app: &App, caller: Caller, body: &Map<String, Value>) -> Result<(Job, Head), ApiError> {
     let model = job::model(app, body)?;
     let controls = Controls::read(body, Protocol::Messages, &app.options.sampling, app.engine.limits.vocab)?;
     let plan = ChatPlan::from_messages(body, app.options.chat)?;
@@ -80,7 +75,7 @@ fn prepare(app: &App, tenant: Tenant, body: &Map<String, Value>) -> Result<(Job,
         keep_alive: app.options.keep_alive,
         stream: controls.stream,
     };
-    Ok((job::of_plan(app, tenant, plan, controls, "messages")?, head))
+    Ok((job::of_plan(app, &caller, plan, controls, "messages")?, head))
 }
 
 /// Tokens in Anthropic's shape.
@@ -104,14 +99,14 @@ pub(crate) fn stop(finish: &ReplyFinish) -> (&'static str, Value) {
 }
 
 /// Arguments as the object that the protocol wants. A call that the token limit cut shows what there is.
-fn input(call: &Call) -> Value {
+fn input(call: &ReplyCall) -> Value {
     match serde_json::from_str(&call.arguments) {
         Ok(Value::Object(input)) => input.into(),
         _ => json!({"INVALID_JSON": call.arguments}),
     }
 }
 
-fn whole(head: &Head, message: &Message, finish: &ReplyFinish, answer: &Answer) -> Value {
+fn whole(head: &Head, message: &ReplyMessage, finish: &ReplyFinish, answer: &Answer) -> Value {
     let mut content = Vec::new();
     if !message.reasoning.is_empty() {
         content.push(json!({"type": "thinking", "thinking": message.reasoning, "signature": head.id}));

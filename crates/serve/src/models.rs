@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use serde_json::{Value, json};
 
 use crate::errors::ApiError;
+use crate::input::Name;
 use crate::server::App;
 
 /// Every served name.
@@ -18,11 +18,7 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
 }
 
 /// One name.
-pub(crate) async fn one(
-    State(app): State<Arc<App>>,
-    name: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>, ApiError> {
-    let Path(name) = name?;
+pub(crate) async fn one(State(app): State<Arc<App>>, Name(name): Name) -> Result<Json<Value>, ApiError> {
     Ok(Json(model(&app, resolve(&app, &name)?)))
 }
 

@@ -41,7 +41,7 @@ impl Replays {
         if bytes > limit_bytes {
             return;
         }
-        let calls: Vec<String> = turn.calls.iter().map(|call| call.id.clone()).collect();
+        let calls: Vec<String> = turn.said.calls.iter().map(|call| call.id.clone()).collect();
         let key = key(owner, &TurnKey { calls: &calls, before });
         let mut shelf = self.shelf.lock().unwrap_or_else(PoisonError::into_inner);
         shelf.bytes += bytes;
@@ -67,17 +67,12 @@ impl Replays {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use longwave_text::TurnCall;
+    use longwave_text::{ReplyCall, ReplyMessage};
 
     fn turn(id: Option<&str>, content: &str) -> Turn {
-        let calls = id.into_iter().map(|id| TurnCall { id: id.into(), name: "f".into(), arguments: "{}".into() });
-        Turn {
-            tokens: vec![0; 100],
-            thinking: false,
-            reasoning: String::new(),
-            content: content.into(),
-            calls: calls.collect(),
-        }
+        let calls = id.into_iter().map(|id| ReplyCall { id: id.into(), name: "f".into(), arguments: "{}".into() });
+        let said = ReplyMessage { reasoning: String::new(), content: content.into(), calls: calls.collect() };
+        Turn { tokens: vec![0; 100], thinking: false, said }
     }
 
     fn find(replays: &Replays, owner: u64, call: Option<&str>, before: u8) -> bool {

@@ -16,26 +16,19 @@ const MAX_RESPONSES: usize = 16_384;
 /// Input and output of a turn.
 pub(crate) struct Turn {
     before: Option<Arc<Turn>>,
+    /// The input, then the output.
     items: Vec<Value>,
+    /// How many of the items are input.
+    input: usize,
+    bytes: usize,
     /// Of this turn and of all before it.
     chain_bytes: usize,
-    _counted: Counted,
-}
-
-/// Bytes that are held, until it is dropped.
-struct Counted {
-    bytes: usize,
     held: Arc<AtomicUsize>,
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.held.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
+        self.held.fetch_sub(self.bytes, Ordering::Relaxed);
         // One after the other: a long chain must not be a deep recursion.
         let mut before = self.before.take();
         while let Some(turn) = before {
@@ -48,13 +41,11 @@ impl Drop for Turn {
 struct Kept {
     tenant: u64,
     response: Value,
-    turn: Option<Arc<Turn>>,
-    input: Vec<Value>,
+    turn: Arc<Turn>,
+    /// Another request may go on after it.
+    continues: bool,
     /// Set while it runs in the background.
     stop: Option<watch::Sender<bool>>,
-    /// Its bytes, where no turn has them.
-    #[expect(dead_code, reason = "held for its drop")]
-    counted: Option<Counted>,
 }
 
 /// All kept responses.
@@ -79,7 +70,7 @@ impl ResponseStore {
     pub(crate) fn history(&self, tenant: u64, id: &str) -> Option<(Vec<Value>, Arc<Turn>)> {
         let last = {
             let shelf = self.lock();
-            shelf.by_id.get(id).filter(|kept| kept.tenant == tenant)?.turn.clone()?
+            shelf.by_id.get(id).filter(|kept| kept.tenant == tenant && kept.continues)?.turn.clone()
         };
         let mut turns = vec![&*last];
         while let Some(before) = &turns[turns.len() - 1].before {
@@ -99,32 +90,28 @@ impl ResponseStore {
         limit_bytes: usize,
     ) {
         let output = response["output"].as_array().cloned().unwrap_or_default();
-        let items: Vec<Value> = input.iter().cloned().chain(output).collect();
-        // The text twice (as items and inside the response) and what the maps around it take.
-        let bytes = 2 * response.to_string().len() + items.iter().map(|item| item.to_string().len()).sum::<usize>();
-        let chain_bytes = bytes + before.as_ref().map_or(0, |turn| turn.chain_bytes);
-        let counted = self.count(bytes);
-        let kept = Kept { tenant, response: response.clone(), turn: None, input, stop: None, counted: None };
-        if chain_bytes > limit_bytes / 2 {
-            // One long session must not push out all others; it can be read, and is continued by sending its items.
-            tracing::debug!("a session of {chain_bytes} bytes is too long to be continued by id");
-            return self.put(Kept { counted: Some(counted), ..kept }, limit_bytes);
-        }
-        let turn = Arc::new(Turn { before, items, chain_bytes, _counted: counted });
-        self.put(Kept { turn: Some(turn), ..kept }, limit_bytes);
+        let (inputs, mut items) = (input.len(), input);
+        items.extend(output);
+        let mut turn = self.turn(response, items, inputs);
+        turn.chain_bytes += before.as_ref().map_or(0, |turn| turn.chain_bytes);
+        // One long session must not push out all others; it can be read, and is continued by sending its items.
+        let continues = turn.chain_bytes <= limit_bytes / 2;
+        turn.before = before.filter(|_| continues);
+        self.put(Kept { tenant, response: response.clone(), turn: Arc::new(turn), continues, stop: None }, limit_bytes);
     }
 
     /// Keeps a response that runs in the background.
     pub(crate) fn begin(&self, tenant: u64, response: &Value, stop: watch::Sender<bool>, limit_bytes: usize) {
-        let counted = Some(self.count(response.to_string().len()));
-        let input = Vec::new();
-        let kept = Kept { tenant, response: response.clone(), turn: None, input, stop: Some(stop), counted };
-        self.put(kept, limit_bytes);
+        let turn = Arc::new(self.turn(response, Vec::new(), 0));
+        self.put(Kept { tenant, response: response.clone(), turn, continues: false, stop: Some(stop) }, limit_bytes);
     }
 
-    fn count(&self, bytes: usize) -> Counted {
+    /// A turn, its bytes counted.
+    fn turn(&self, response: &Value, items: Vec<Value>, input: usize) -> Turn {
+        // The text twice: parsed JSON takes about that.
+        let bytes = 2 * (response.to_string().len() + items.iter().map(|item| item.to_string().len()).sum::<usize>());
         self.held.fetch_add(bytes, Ordering::Relaxed);
-        Counted { bytes, held: self.held.clone() }
+        Turn { before: None, items, input, bytes, chain_bytes: bytes, held: self.held.clone() }
     }
 
     fn put(&self, kept: Kept, limit_bytes: usize) {
@@ -155,7 +142,11 @@ impl ResponseStore {
 
     /// The input items of a kept response.
     pub(crate) fn input(&self, tenant: u64, id: &str) -> Option<Vec<Value>> {
-        self.lock().by_id.get(id).filter(|kept| kept.tenant == tenant).map(|kept| kept.input.clone())
+        self.lock()
+            .by_id
+            .get(id)
+            .filter(|kept| kept.tenant == tenant)
+            .map(|kept| kept.turn.items[..kept.turn.input].to_vec())
     }
 
     /// Forgets a response; whether it was there.
@@ -215,7 +206,7 @@ mod tests {
         for turn in 0..20_000 {
             let id = turn.to_string();
             store.keep(0, &response(&id, "x"), Vec::new(), last.take(), usize::MAX);
-            last = store.lock().by_id[&id].turn.clone();
+            last = Some(store.lock().by_id[&id].turn.clone());
         }
         let text = "y".repeat(1000);
         store.keep(0, &response("big", &text), Vec::new(), None, 10_000);

@@ -7,21 +7,19 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
 use longwave_text::{ChatPlan, ToolNames};
 use serde_json::{Map, Value, json};
 
 use crate::answer::Usage;
 use crate::caller::Caller;
-use crate::controls::{Controls, Protocol};
-use crate::errors::{ApiError, json_object, whole_body};
+use crate::controls::{Controls, Fields, Protocol};
+use crate::errors::{ApiError, json_object};
+use crate::input::RawBody;
 use crate::job::{self, Job, fresh_id};
 use crate::response_store::Turn;
 use crate::security::Place;
 use crate::server::{App, unix_seconds};
-use crate::tenant::Tenant;
 use crate::{responses_stream, sse};
 
 /// What the answer repeats and what becomes of it.
@@ -33,7 +31,7 @@ pub(crate) struct Head {
     pub(crate) keep_alive: std::time::Duration,
     /// Keep it for later requests.
     pub(crate) store: bool,
-    pub(crate) tenant: Tenant,
+    pub(crate) tenant: u64,
     /// Input items of this turn.
     pub(crate) input: Vec<Value>,
     pub(crate) before: Option<Arc<Turn>>,
@@ -46,11 +44,9 @@ pub(crate) async fn create(
     State(app): State<Arc<App>>,
     place: Place,
     caller: Caller,
-    tenant: Tenant,
-    body: Result<Bytes, BytesRejection>,
+    RawBody(body): RawBody,
 ) -> Result<Response, ApiError> {
-    let body = whole_body(body, app.options.max_body_bytes)?;
-    let (job, head) = job::blocking(&app, move |app| prepare(app, tenant, json_object(&body)?)).await?;
+    let (job, head) = job::blocking(&app, move |app| prepare(app, caller, json_object(&body)?)).await?;
     let id = head.response["id"].as_str().unwrap_or_default().to_owned();
     let mut answers = job::submit(&app, &caller, &id, job)?;
     job::started(&app, &mut answers, head.stream || head.background).await?;
@@ -68,12 +64,8 @@ pub(crate) async fn create(
     Ok(Json(responses_stream::whole(&app, head, answer).await?).into_response())
 }
 
-fn prepare(app: &App, tenant: Tenant, mut body: Map<String, Value>) -> Result<(Job, Head), ApiError> {
+fn prepare(app: &App, caller: Caller, mut body: Map<String, Value>) -> Result<(Job, Head), ApiError> {
     let model = job::model(app, &body)?.to_owned();
-    let flag = |name: &str, default: bool| match body.get(name) {
-        None | Some(Value::Null) => Ok(default),
-        Some(value) => value.as_bool().ok_or_else(|| ApiError::field(name, "expected true or false")),
-    };
     for (name, why) in [
         ("conversation", "conversations are not kept here; send the items, or previous_response_id"),
         ("prompt", "prompt templates are not kept here; send instructions and input"),
@@ -82,7 +74,10 @@ fn prepare(app: &App, tenant: Tenant, mut body: Map<String, Value>) -> Result<(J
             return Err(ApiError::field(name, why));
         }
     }
-    let (store, stream, background) = (flag("store", true)?, flag("stream", false)?, flag("background", false)?);
+    let fields = Fields(&body);
+    let (store, background) = (fields.flag("store")?.unwrap_or(true), fields.flag("background")?.unwrap_or(false));
+    let controls = Controls::read(&body, Protocol::Responses, &app.options.sampling, app.engine.limits.vocab)?;
+    let stream = controls.stream;
     if background && stream {
         return Err(ApiError::field("stream", "a response in the background is not streamed; read it with GET"));
     }
@@ -91,20 +86,22 @@ fn prepare(app: &App, tenant: Tenant, mut body: Map<String, Value>) -> Result<(J
     }
     let seal = body.get("include").and_then(Value::as_array);
     let seal = seal.is_some_and(|list| list.iter().any(|item| item == "reasoning.encrypted_content"));
-    let controls = Controls::read(&body, Protocol::Responses, &app.options.sampling, app.engine.limits.vocab)?;
-    let (input, before) = with_history(app, tenant, &mut body)?;
+    let (input, before) = with_history(app, caller, &mut body)?;
     let plan = ChatPlan::from_responses(&body, app.options.chat)?;
     let names = plan.tool_names.clone();
     let response = echo(&body, &model, background, store, plan.thinking());
-    let job = job::of_plan(app, tenant, plan, controls, "input")?;
+    let job = job::of_plan(app, &caller, plan, controls, "input")?;
     let keep_alive = app.options.keep_alive;
-    Ok((job, Head { response, names, seal, keep_alive, store, tenant, input, before, stream, background }))
+    Ok((
+        job,
+        Head { response, names, seal, keep_alive, store, tenant: caller.tenant, input, before, stream, background },
+    ))
 }
 
 /// Puts the turns before this one in front of its input. Gives the items of this turn and the turn before.
 fn with_history(
     app: &App,
-    tenant: Tenant,
+    caller: Caller,
     body: &mut Map<String, Value>,
 ) -> Result<(Vec<Value>, Option<Arc<Turn>>), ApiError> {
     let own = match body.get("input") {
@@ -118,7 +115,7 @@ fn with_history(
         Some(Value::String(id)) => id,
         Some(_) => return Err(ApiError::field("previous_response_id", "expected a string")),
     };
-    let found = app.responses.history(tenant.0, id);
+    let found = app.responses.history(caller.tenant, id);
     let (mut items, turn) = found.ok_or_else(|| ApiError::no_response("previous_response_id", id))?;
     items.extend(own.iter().cloned());
     body.insert("input".into(), items.into());

@@ -4,16 +4,17 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::caller::Caller;
 use crate::errors::ApiError;
+use crate::input::{Asked, Name};
+use crate::page::{Page, PageQuery};
 use crate::server::App;
 use crate::sse;
-use crate::tenant::Tenant;
 
 /// How a kept response is read.
 #[derive(Debug, Default, Deserialize)]
@@ -25,13 +26,11 @@ pub(crate) struct Form {
 /// GET /v1/responses/{id}; with `?stream=true` the last event of a finished one.
 pub(crate) async fn get(
     State(app): State<Arc<App>>,
-    tenant: Tenant,
-    id: Result<Path<String>, PathRejection>,
-    form: Result<Query<Form>, QueryRejection>,
+    caller: Caller,
+    Name(id): Name,
+    Asked(form): Asked<Form>,
 ) -> Result<Response, ApiError> {
-    let Path(id) = id?;
-    let Query(form) = form?;
-    let kept = app.responses.get(tenant.0, &id).ok_or_else(|| ApiError::no_response("response_id", &id))?;
+    let kept = app.responses.get(caller.tenant, &id).ok_or_else(|| ApiError::no_response("response_id", &id))?;
     if form.stream.as_deref() != Some("true") {
         return Ok(Json(kept).into_response());
     }
@@ -49,37 +48,35 @@ pub(crate) async fn get(
 /// GET /v1/responses/{id}/input_items, newest first as the API has it.
 pub(crate) async fn input_items(
     State(app): State<Arc<App>>,
-    tenant: Tenant,
-    id: Result<Path<String>, PathRejection>,
+    caller: Caller,
+    Name(id): Name,
+    query: PageQuery,
 ) -> Result<Json<Value>, ApiError> {
-    let Path(id) = id?;
-    let items = app.responses.input(tenant.0, &id).ok_or_else(|| ApiError::no_response("response_id", &id))?;
-    let with_id = |(index, mut item): (usize, Value)| {
-        if item.get("id").is_none_or(Value::is_null) && item.is_object() {
-            item["id"] = format!("item_{}_{index}", id.trim_start_matches("resp_")).into();
+    let page = Page::read(query, 20, 100)?;
+    let items = app.responses.input(caller.tenant, &id).ok_or_else(|| ApiError::no_response("response_id", &id))?;
+    let named = |(index, mut item): (usize, Value)| {
+        let made = format!("item_{}_{index}", id.trim_start_matches("resp_"));
+        let name = item["id"].as_str().map_or(made, str::to_owned);
+        if item.is_object() {
+            item["id"] = name.as_str().into();
         }
-        item
+        (name, item)
     };
-    let mut data: Vec<Value> = items.into_iter().enumerate().map(with_id).collect();
-    data.reverse();
-    let ends = [data.first(), data.last()].map(|item| item.map(|item| item["id"].clone()));
-    Ok(Json(json!({
-        "object": "list", "data": data, "first_id": ends[0], "last_id": ends[1], "has_more": false,
-    })))
+    let items: Vec<(String, Value)> = items.into_iter().enumerate().map(named).collect();
+    Ok(Json(page.cut(items.iter().rev().map(|(name, item)| (name.as_str(), item.clone())))?))
 }
 
 /// POST /v1/responses/{id}/cancel.
 pub(crate) async fn cancel(
     State(app): State<Arc<App>>,
-    tenant: Tenant,
-    id: Result<Path<String>, PathRejection>,
+    caller: Caller,
+    Name(id): Name,
 ) -> Result<Json<Value>, ApiError> {
-    let Path(id) = id?;
-    match app.responses.cancel(tenant.0, &id) {
+    match app.responses.cancel(caller.tenant, &id) {
         None => Err(ApiError::no_response("response_id", &id)),
         Some(false) => Err(ApiError::field("response_id", format!("{id} does not run in the background"))),
         Some(true) => {
-            let mut response = app.responses.get(tenant.0, &id).unwrap_or_default();
+            let mut response = app.responses.get(caller.tenant, &id).unwrap_or_default();
             response["status"] = "cancelled".into();
             Ok(Json(response))
         }
@@ -89,11 +86,10 @@ pub(crate) async fn cancel(
 /// DELETE /v1/responses/{id}; one that runs is stopped.
 pub(crate) async fn delete(
     State(app): State<Arc<App>>,
-    tenant: Tenant,
-    id: Result<Path<String>, PathRejection>,
+    caller: Caller,
+    Name(id): Name,
 ) -> Result<Json<Value>, ApiError> {
-    let Path(id) = id?;
-    if !app.responses.delete(tenant.0, &id) {
+    if !app.responses.delete(caller.tenant, &id) {
         return Err(ApiError::no_response("response_id", &id));
     }
     Ok(Json(json!({"id": id, "object": "response", "deleted": true})))

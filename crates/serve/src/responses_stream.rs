@@ -59,7 +59,7 @@ pub(crate) async fn whole(app: &App, head: Head, mut answer: Answer) -> Result<V
 pub(crate) fn in_background(app: Arc<App>, head: Head, mut answer: Answer, place: Place) {
     let (stop, mut stopped) = watch::channel(false);
     let limit_bytes = app.options.response_store_bytes;
-    app.responses.begin(head.tenant.0, &head.response, stop, limit_bytes);
+    app.responses.begin(head.tenant, &head.response, stop, limit_bytes);
     tokio::spawn(async move {
         // The place among the requests of its key is taken until it has ended.
         let _place = place;
@@ -78,8 +78,8 @@ pub(crate) fn in_background(app: Arc<App>, head: Head, mut answer: Answer, place
         // One that was deleted meanwhile stays deleted; a finished one was kept where it ended.
         let id = run.head.response["id"].as_str().unwrap_or_default();
         let cut_off = matches!(run.head.response["status"].as_str(), Some("failed" | "cancelled"));
-        if cut_off && app.responses.get(run.head.tenant.0, id).is_some() {
-            app.responses.keep(run.head.tenant.0, &run.head.response, run.head.input, run.head.before, limit_bytes);
+        if cut_off && app.responses.get(run.head.tenant, id).is_some() {
+            app.responses.keep(run.head.tenant, &run.head.response, run.head.input, run.head.before, limit_bytes);
         }
     });
 }
@@ -114,7 +114,7 @@ impl Run {
                 if self.head.store {
                     let (input, before) = (std::mem::take(&mut self.head.input), self.head.before.take());
                     let limit_bytes = app.options.response_store_bytes;
-                    app.responses.keep(self.head.tenant.0, &self.head.response, input, before, limit_bytes);
+                    app.responses.keep(self.head.tenant, &self.head.response, input, before, limit_bytes);
                 }
                 let kind = if complete { "response.completed" } else { "response.incomplete" };
                 let response = self.head.response.clone();

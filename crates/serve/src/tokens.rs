@@ -6,14 +6,14 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{Query, State};
-use bytes::Bytes;
+use axum::extract::State;
 use longwave_text::ChatPlan;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::errors::{ApiError, json_object, whole_body};
+use crate::controls::Fields;
+use crate::errors::{ApiError, json_object};
+use crate::input::{Asked, RawBody};
 use crate::job;
 use crate::server::App;
 
@@ -26,11 +26,9 @@ pub(crate) struct Form {
 /// The prompt of a body: text and ids.
 pub(crate) async fn render(
     State(app): State<Arc<App>>,
-    form: Result<Query<Form>, QueryRejection>,
-    body: Result<Bytes, BytesRejection>,
+    Asked(form): Asked<Form>,
+    RawBody(body): RawBody,
 ) -> Result<Json<Value>, ApiError> {
-    let Query(form) = form?;
-    let body = whole_body(body, app.options.max_body_bytes)?;
     let rendered = job::blocking(&app, move |app| {
         let protocol = form.protocol.as_deref().unwrap_or("chat");
         let plan = ChatPlan::of_protocol(protocol, &json_object(&body)?, app.options.chat)
@@ -46,22 +44,15 @@ pub(crate) async fn render(
 }
 
 /// Ids of a text or of a chat's prompt.
-pub(crate) async fn tokenize(
-    State(app): State<Arc<App>>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, ApiError> {
-    let body = whole_body(body, app.options.max_body_bytes)?;
+pub(crate) async fn tokenize(State(app): State<Arc<App>>, RawBody(body): RawBody) -> Result<Json<Value>, ApiError> {
     let answer = job::blocking(&app, move |app| {
         let body = json_object(&body)?;
         job::model(app, &body)?;
-        let flag = |name: &str, default: bool| match body.get(name) {
-            None | Some(Value::Null) => Ok(default),
-            Some(value) => value.as_bool().ok_or_else(|| ApiError::field(name, "expected true or false")),
-        };
         let ids = match (body.get("prompt"), body.get("messages")) {
             (Some(Value::String(text)), _) => {
                 let text = app.tokenizer.encode_text(text).map_err(|error| ApiError::field("prompt", error))?;
-                let bos = flag("add_special_tokens", true)?.then_some(app.tokenizer.markers().bos);
+                let bos =
+                    Fields(&body).flag("add_special_tokens")?.unwrap_or(true).then_some(app.tokenizer.markers().bos);
                 bos.into_iter().chain(text).collect()
             }
             (None | Some(Value::Null), Some(_)) => {
@@ -73,7 +64,10 @@ pub(crate) async fn tokenize(
         };
         let ids: Vec<u32> = ids;
         let spelled = |&id: &u32| String::from_utf8_lossy(app.tokenizer.token_bytes(id)).into_owned();
-        let strings = flag("return_token_strs", false)?.then(|| ids.iter().map(spelled).collect::<Vec<_>>());
+        let strings = Fields(&body)
+            .flag("return_token_strs")?
+            .unwrap_or(false)
+            .then(|| ids.iter().map(spelled).collect::<Vec<_>>());
         Ok(json!({
             "count": ids.len(), "max_model_len": app.engine.limits.context, "tokens": ids, "token_strs": strings,
         }))
@@ -82,11 +76,7 @@ pub(crate) async fn tokenize(
 }
 
 /// The text of ids.
-pub(crate) async fn detokenize(
-    State(app): State<Arc<App>>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, ApiError> {
-    let body = whole_body(body, app.options.max_body_bytes)?;
+pub(crate) async fn detokenize(State(app): State<Arc<App>>, RawBody(body): RawBody) -> Result<Json<Value>, ApiError> {
     let answer = job::blocking(&app, move |app| {
         let body = json_object(&body)?;
         job::model(app, &body)?;

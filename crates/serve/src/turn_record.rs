@@ -1,7 +1,7 @@
 //! A turn being written down while it is generated, to be recognised when the client sends it back.
 //! Nothing is kept of a turn that was cut: by the token limit, by a stop text, or because the client left.
 
-use longwave_text::{ReplyEvent, ReplyFinish, Turn, TurnCall};
+use longwave_text::{ReplyEvent, ReplyFinish, ReplyMessage, Turn};
 
 use crate::job::Recording;
 use crate::server::App;
@@ -18,13 +18,7 @@ pub(crate) struct TurnRecord {
 impl TurnRecord {
     pub(crate) fn new(recording: Recording) -> TurnRecord {
         let opening = recording.opening.len();
-        let turn = Turn {
-            tokens: recording.opening,
-            thinking: false,
-            reasoning: String::new(),
-            content: String::new(),
-            calls: Vec::new(),
-        };
+        let turn = Turn { tokens: recording.opening, thinking: false, said: ReplyMessage::default() };
         TurnRecord { owner: recording.owner, before: recording.before, turn, opening }
     }
 
@@ -33,21 +27,7 @@ impl TurnRecord {
     }
 
     pub(crate) fn events(&mut self, events: &[ReplyEvent]) {
-        for event in events {
-            match event {
-                ReplyEvent::Reasoning(text) => self.turn.reasoning.push_str(text),
-                ReplyEvent::Content(text) => self.turn.content.push_str(text),
-                ReplyEvent::ToolCallStart { id, name, .. } => {
-                    let call = TurnCall { id: id.clone(), name: name.clone(), arguments: String::new() };
-                    self.turn.calls.push(call);
-                }
-                ReplyEvent::ToolCallArguments { delta, .. } => {
-                    if let Some(call) = self.turn.calls.last_mut() {
-                        call.arguments.push_str(delta);
-                    }
-                }
-            }
-        }
+        self.turn.said.add(events);
     }
 
     /// The end of the turn.

@@ -31,3 +31,35 @@ pub(crate) fn object<'a>(
     let Some(value) = present(body, name) else { return Ok(None) };
     value.as_object().map(Some).ok_or_else(|| ChatError::field(name, "expected an object"))
 }
+
+/// A whole request in the vendor's type. When that fails, its parts are read alone, beside `least`, to name the one that is
+/// wrong: first the fields `whole`, with the names that clients know them by, then the elements of the lists `lists`.
+pub(crate) fn typed<T: DeserializeOwned>(
+    request: Value,
+    least: &Value,
+    whole: &[(&str, &str)],
+    lists: &[&str],
+) -> Result<T, ChatError> {
+    let error = match T::deserialize(&request) {
+        Ok(request) => return Ok(request),
+        Err(error) => error,
+    };
+    let alone = |name: &str, value: Value| {
+        let mut alone = least.clone();
+        alone[name] = value;
+        T::deserialize(alone).err()
+    };
+    for (name, param) in whole {
+        if let Some(error) = alone(name, request[*name].clone()) {
+            return Err(ChatError::field(*param, error));
+        }
+    }
+    for name in lists {
+        for (index, value) in request[*name].as_array().into_iter().flatten().enumerate() {
+            if let Some(error) = alone(name, Value::Array(vec![value.clone()])) {
+                return Err(ChatError::field(format!("{name}[{index}]"), error));
+            }
+        }
+    }
+    Err(ChatError { message: error.to_string(), param: None })
+}

@@ -10,7 +10,7 @@ use deepseek_recipe::request::{ConversionOptions, ProtocolRequest, WebSearchBeha
 use deepseek_recipe_core::conversation::ResponseFormat;
 use serde_json::{Map, Value, json};
 
-use crate::body::{list, object, present};
+use crate::body::{list, object, present, typed};
 use crate::grammar::{Format, FormatRule};
 use crate::plan::{ChatDefaults, ChatError, ChatPlan, VENDOR_MODEL, from_vendor};
 use crate::thinking::thinking_switch;
@@ -49,7 +49,9 @@ impl ChatPlan {
             "tool_choice": vendor_choice,
             "thinking": {"type": if thinking { "enabled" } else { "disabled" }},
         });
-        let request = typed(request)?;
+        let least = json!({"model": VENDOR_MODEL, "messages": []});
+        let whole = ["system", "stop_sequences", "tool_choice"].map(|name| (name, name));
+        let request: MessagesRequest = typed(request, &least, &whole, &["messages", "tools"])?;
         let options = ConversionOptions::new().with_messages_web_search(WebSearchBehavior::Drop);
         let mut converted = request.convert(options).map_err(from_vendor)?;
         if choice == Some(Choice::Any) && !forced && !converted.conversation.tools.is_empty() {
@@ -62,32 +64,6 @@ impl ChatPlan {
         }
         Ok(plan)
     }
-}
-
-/// The vendor's type. When that fails, the parts are read one by one to name the one that is wrong.
-fn typed(request: Value) -> Result<MessagesRequest, ChatError> {
-    let error = match serde_json::from_value(request.clone()) {
-        Ok(request) => return Ok(request),
-        Err(error) => error,
-    };
-    let part = |name: &str, value: Value| {
-        let mut alone = json!({"model": VENDOR_MODEL, "messages": []});
-        alone[name] = value;
-        serde_json::from_value::<MessagesRequest>(alone).err()
-    };
-    for name in ["system", "stop_sequences", "tool_choice"] {
-        if let Some(error) = part(name, request[name].clone()) {
-            return Err(ChatError::field(name, error));
-        }
-    }
-    for name in ["messages", "tools"] {
-        for (index, value) in request[name].as_array().into_iter().flatten().enumerate() {
-            if let Some(error) = part(name, json!([value])) {
-                return Err(ChatError::field(format!("{name}[{index}]"), error));
-            }
-        }
-    }
-    Err(ChatError { message: error.to_string(), param: None })
 }
 
 /// Anthropic's tool choices.

@@ -11,18 +11,8 @@ use deepseek_recipe_core::messages::{InputMessage, ToolCall};
 use serde_json::Value;
 
 use crate::plan::ChatPlan;
+use crate::reply_message::{ReplyCall, ReplyMessage};
 use crate::tokenizer::{Tokenizer, TokenizerError};
-
-/// A call of a turn.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TurnCall {
-    /// Identity that the client got.
-    pub id: String,
-    /// Function, by its name in the prompt.
-    pub name: String,
-    /// JSON.
-    pub arguments: String,
-}
 
 /// What the model wrote as one turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,30 +22,27 @@ pub struct Turn {
     pub tokens: Vec<u32>,
     /// The prompt had opened the thought.
     pub thinking: bool,
-    /// The thought.
-    pub reasoning: String,
-    /// The text.
-    pub content: String,
-    /// The calls.
-    pub calls: Vec<TurnCall>,
+    /// What it says.
+    pub said: ReplyMessage,
 }
 
 impl Turn {
     /// Roughly what it holds, bytes.
     pub fn bytes(&self) -> usize {
-        let calls: usize = self.calls.iter().map(|call| call.id.len() + call.name.len() + call.arguments.len()).sum();
-        4 * self.tokens.len() + self.reasoning.len() + self.content.len() + calls + 128
+        let calls: usize =
+            self.said.calls.iter().map(|call| call.id.len() + call.name.len() + call.arguments.len()).sum();
+        4 * self.tokens.len() + self.said.reasoning.len() + self.said.content.len() + calls + 128
     }
 
     /// Whether a message says the same; a thought that is missing is none that differs.
     fn says(&self, content: &str, reasoning: Option<&str>, calls: &[ToolCall], ids: &[String]) -> bool {
-        let same_call = |(turn, (call, id)): (&TurnCall, (&ToolCall, &String))| {
+        let same_call = |(turn, (call, id)): (&ReplyCall, (&ToolCall, &String))| {
             turn.id == *id && turn.name == call.name && same_json(&turn.arguments, &call.arguments)
         };
-        content.trim_end() == self.content.trim_end()
-            && reasoning.is_none_or(|text| text.is_empty() || text.trim_end() == self.reasoning.trim_end())
-            && calls.len() == self.calls.len()
-            && self.calls.iter().zip(calls.iter().zip(ids)).all(same_call)
+        content.trim_end() == self.said.content.trim_end()
+            && reasoning.is_none_or(|text| text.is_empty() || text.trim_end() == self.said.reasoning.trim_end())
+            && calls.len() == self.said.calls.len()
+            && self.said.calls.iter().zip(calls.iter().zip(ids)).all(same_call)
     }
 }
 
@@ -131,14 +118,9 @@ mod tests {
     use super::*;
 
     fn turn(content: &str, reasoning: &str, arguments: &str) -> Turn {
-        let call = TurnCall { id: "c".into(), name: "f".into(), arguments: arguments.into() };
-        Turn {
-            tokens: vec![1],
-            thinking: true,
-            reasoning: reasoning.into(),
-            content: content.into(),
-            calls: vec![call],
-        }
+        let call = ReplyCall { id: "c".into(), name: "f".into(), arguments: arguments.into() };
+        let said = ReplyMessage { reasoning: reasoning.into(), content: content.into(), calls: vec![call] };
+        Turn { tokens: vec![1], thinking: true, said }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use deepseek_recipe::request::{ConversionError, ConversionOptions, ProtocolReque
 use deepseek_recipe_core::conversation::ResponseFormat;
 use serde_json::{Map, Value, json};
 
-use crate::body::{object, present};
+use crate::body::{object, present, typed};
 use crate::plan::{ChatDefaults, ChatError, ChatPlan, VENDOR_MODEL, from_vendor};
 use crate::responses_tools::{TOOL_SEARCH, Tools};
 use crate::sealed;
@@ -51,7 +51,9 @@ impl ChatPlan {
             "tools": (!gathered.list.is_empty()).then_some(gathered.list),
             "tool_choice": choice,
         });
-        let request = typed(request)?;
+        let least = json!({"model": VENDOR_MODEL});
+        let whole = [("instructions", "instructions"), ("text", "text.format"), ("tool_choice", "tool_choice")];
+        let request: ResponsesRequest = typed(request, &least, &whole, &["input", "tools"])?;
         let refusal = |error: ConversionError| {
             let mut error = ids.original(from_vendor(error));
             // Its texts about calls in the history would be taken for texts about tools.
@@ -77,33 +79,6 @@ impl ChatPlan {
         }
         Ok(plan)
     }
-}
-
-/// The vendor's type. When that fails, the parts are read one by one to name the one that is wrong.
-fn typed(request: Value) -> Result<ResponsesRequest, ChatError> {
-    let error = match serde_json::from_value(request.clone()) {
-        Ok(request) => return Ok(request),
-        Err(error) => error,
-    };
-    let part = |name: &str, value: Value| {
-        let mut alone = json!({"model": VENDOR_MODEL});
-        alone[name] = value;
-        serde_json::from_value::<ResponsesRequest>(alone).err()
-    };
-    for name in ["instructions", "text", "tool_choice"] {
-        if let Some(error) = part(name, request[name].clone()) {
-            let param = if name == "text" { "text.format" } else { name };
-            return Err(ChatError::field(param, error));
-        }
-    }
-    for name in ["input", "tools"] {
-        for (index, value) in request[name].as_array().into_iter().flatten().enumerate() {
-            if let Some(error) = part(name, json!([value])) {
-                return Err(ChatError::field(format!("{name}[{index}]"), error));
-            }
-        }
-    }
-    Err(ChatError { message: error.to_string(), param: None })
 }
 
 /// The choice for the vendor; `allowed_tools` leaves the other tools out.

@@ -30,17 +30,7 @@ pub fn request(prompt: Vec<Token>, max_tokens: u32, seed: u64) -> Request {
     // Half of the requests sample: their tokens must not depend on the batch either.
     let sampling =
         Sampling { temperature: if seed.is_multiple_of(2) { 0.0 } else { 0.8 }, seed, ..Sampling::default() };
-    Request {
-        prompt,
-        max_tokens,
-        min_tokens: 0,
-        stop_tokens: vec![1],
-        sampling,
-        priority: 0,
-        salt: 0,
-        constraint: None,
-        logits: ReturnLogits::All,
-    }
+    Request { stop_tokens: vec![1], sampling, logits: ReturnLogits::All, ..Request::greedy(prompt, max_tokens) }
 }
 
 /// What a request gave.

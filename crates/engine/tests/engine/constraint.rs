@@ -9,10 +9,7 @@ use longwave_engine::forced::{Forced, ForcedDrafts};
 use longwave_engine::proof::{compare, serve};
 use longwave_engine::request::{FinishReason, Request};
 use longwave_engine::sim::{DraftQuality, SimBackend, SimOptions};
-use longwave_engine::step::{
-    Backend, BackendError, BlockCopy, BlockId, Limits, Sampling, Step, StepResult, Ticket, Token,
-};
-use longwave_model::CacheLayout;
+use longwave_engine::step::{Limits, Sampling, Token};
 
 use crate::world::{Record, Rng, VOCAB, assert_home, paranoid, prompt, request, solo, tiny_layout, wide_limits};
 
@@ -242,42 +239,10 @@ fn a_preempted_answer_goes_on_in_the_state_that_it_had() {
     }
 }
 
-/// A backend that does not look at masks.
-struct Careless(SimBackend);
-
-impl Backend for Careless {
-    fn limits(&self) -> &Limits {
-        self.0.limits()
-    }
-    fn layout(&self) -> &CacheLayout {
-        self.0.layout()
-    }
-    fn fingerprint(&self) -> [u8; 32] {
-        self.0.fingerprint()
-    }
-    fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {
-        let mut step = step.clone();
-        step.masks.clear();
-        step.seqs.iter_mut().for_each(|s| s.masks = 0..0);
-        self.0.submit(&step)
-    }
-    fn collect(&mut self, ticket: Ticket) -> Result<StepResult, BackendError> {
-        self.0.collect(ticket)
-    }
-    fn copy(&mut self, copies: &[BlockCopy]) -> Result<(), BackendError> {
-        self.0.copy(copies)
-    }
-    fn read_unit(&mut self, bucket: u8, block: BlockId, out: &mut [u8]) -> Result<(), BackendError> {
-        self.0.read_unit(bucket, block, out)
-    }
-    fn write_unit(&mut self, bucket: u8, block: BlockId, bytes: &[u8]) -> Result<(), BackendError> {
-        self.0.write_unit(bucket, block, bytes)
-    }
-}
-
 #[test]
 fn tokens_that_a_mask_forbids_are_noticed() {
-    let backend = Careless(SimBackend::new(tiny_layout(), wide_limits(), SimOptions::default()));
+    let options = SimOptions { ignore_masks: true, ..SimOptions::default() };
+    let backend = SimBackend::new(tiny_layout(), wide_limits(), options);
     let mut engine = Engine::new(backend, paranoid());
     let record = Record::default();
     engine.submit(constrained(RULES, 1, 50), record.sink()).unwrap();

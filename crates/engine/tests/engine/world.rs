@@ -8,7 +8,7 @@ use longwave_engine::engine::{Engine, EngineOptions, Status};
 use longwave_engine::report::PrefixReport;
 use longwave_engine::request::{Event, EventSink, FinishReason, Request};
 use longwave_engine::sim::{SimBackend, SimOptions};
-use longwave_engine::step::{Limits, ReturnLogits, Sampling, Token};
+use longwave_engine::step::{Limits, Token};
 use longwave_model::geometry::{CacheFormats, CacheLayout, IndexFormat, MainFormat};
 use longwave_model::{LayerKind, ModelConfig, presets};
 
@@ -38,17 +38,7 @@ pub fn paranoid() -> EngineOptions {
 
 /// A greedy request.
 pub fn request(prompt: Vec<Token>, max_tokens: u32) -> Request {
-    Request {
-        prompt,
-        max_tokens,
-        min_tokens: 0,
-        stop_tokens: Vec::new(),
-        sampling: Sampling::default(),
-        priority: 0,
-        salt: 0,
-        logits: ReturnLogits::No,
-        constraint: None,
-    }
+    Request::greedy(prompt, max_tokens)
 }
 
 /// A prompt that depends on `seed` in every token.

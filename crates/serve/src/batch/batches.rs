@@ -4,22 +4,21 @@
 
 use std::sync::Arc;
 
-use axum::extract::rejection::{BytesRejection, PathRejection};
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use super::files::{find, storage, store};
 use super::line::ENDPOINTS;
-use super::page::{Page, PageQuery};
 use super::record::{BatchRecord, State as Reached};
 use super::run;
 use super::store::{Batches, MAX_BATCHES};
 use crate::caller::Caller;
-use crate::errors::{ApiError, json_object, whole_body};
+use crate::errors::{ApiError, json_object};
+use crate::input::{Name, RawBody};
 use crate::job;
+use crate::page::{Page, PageQuery};
 use crate::server::App;
 
 /// Longest completion window, hours.
@@ -40,13 +39,9 @@ fn found(store: &Batches, caller: &Caller, id: &str) -> Result<BatchRecord, ApiE
     batch.ok_or_else(|| ApiError::no_such("batch", id, "id"))
 }
 
-async fn create(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, ApiError> {
+async fn create(State(app): State<Arc<App>>, caller: Caller, RawBody(body): RawBody) -> Result<Json<Value>, ApiError> {
     let store = store(&app)?.clone();
-    let body = json_object(&whole_body(body, app.options.max_body_bytes)?)?;
+    let body = json_object(&body)?;
     let text = |name: &str| match body.get(name) {
         Some(Value::String(text)) => Ok(text.as_str()),
         Some(_) => Err(ApiError::field(name, "expected a text")),
@@ -126,21 +121,11 @@ async fn list(State(app): State<Arc<App>>, caller: Caller, query: PageQuery) -> 
     Ok(Json(page.cut(batches.iter().map(|batch| (batch.id.as_str(), batch.json())))?))
 }
 
-async fn one(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    id: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>, ApiError> {
-    let Path(id) = id?;
+async fn one(State(app): State<Arc<App>>, caller: Caller, Name(id): Name) -> Result<Json<Value>, ApiError> {
     Ok(Json(found(store(&app)?, &caller, &id)?.json()))
 }
 
-async fn cancel(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    id: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>, ApiError> {
-    let Path(id) = id?;
+async fn cancel(State(app): State<Arc<App>>, caller: Caller, Name(id): Name) -> Result<Json<Value>, ApiError> {
     let store = store(&app)?.clone();
     let batch = found(&store, &caller, &id)?;
     if batch.state.is_final() && batch.state != Reached::Cancelled {

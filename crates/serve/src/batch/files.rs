@@ -9,8 +9,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::multipart::{Field, MultipartError, MultipartRejection};
-use axum::extract::rejection::PathRejection;
-use axum::extract::{DefaultBodyLimit, Multipart, Path, State};
+use axum::extract::{DefaultBodyLimit, Multipart, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -20,11 +19,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
 use super::line;
-use super::page::{Page, PageQuery};
 use super::record::FileRecord;
 use super::store::{Batches, MAX_FILES, sync_folder};
 use crate::caller::Caller;
 use crate::errors::ApiError;
+use crate::input::Name;
+use crate::page::{Page, PageQuery};
 use crate::server::{App, unix_seconds};
 use crate::{job, sse};
 
@@ -182,21 +182,11 @@ async fn list(State(app): State<Arc<App>>, caller: Caller, query: PageQuery) -> 
     Ok(Json(page.cut(files.iter().map(|file| (file.id.as_str(), file.json())))?))
 }
 
-async fn one(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    id: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>, ApiError> {
-    let Path(id) = id?;
+async fn one(State(app): State<Arc<App>>, caller: Caller, Name(id): Name) -> Result<Json<Value>, ApiError> {
     Ok(Json(found(store(&app)?, &caller, &id)?.json()))
 }
 
-async fn remove(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    id: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>, ApiError> {
-    let Path(id) = id?;
+async fn remove(State(app): State<Arc<App>>, caller: Caller, Name(id): Name) -> Result<Json<Value>, ApiError> {
     let store = store(&app)?.clone();
     found(&store, &caller, &id)?;
     let reader = {
@@ -211,12 +201,7 @@ async fn remove(
     Ok(Json(json!({"id": id, "object": "file", "deleted": true})))
 }
 
-async fn content(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-    id: Result<Path<String>, PathRejection>,
-) -> Result<Response, ApiError> {
-    let Path(id) = id?;
+async fn content(State(app): State<Arc<App>>, caller: Caller, Name(id): Name) -> Result<Response, ApiError> {
     let store = store(&app)?;
     found(store, &caller, &id)?;
     let mut file = tokio::fs::File::open(store.content(&id)).await.map_err(storage)?;

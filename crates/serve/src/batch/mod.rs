@@ -10,7 +10,6 @@ mod journal;
 mod line;
 mod lines;
 mod offline;
-mod page;
 mod record;
 mod run;
 mod store;

@@ -235,21 +235,10 @@ impl RequestWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use longwave_engine::step::{ReturnLogits, Sampling};
     use prometheus::Registry;
 
     fn request(prompt: usize) -> Request {
-        Request {
-            prompt: vec![1; prompt],
-            max_tokens: 1000,
-            min_tokens: 0,
-            stop_tokens: Vec::new(),
-            sampling: Sampling::default(),
-            priority: 0,
-            salt: 0,
-            logits: ReturnLogits::No,
-            constraint: None,
-        }
+        Request::greedy(vec![1; prompt], 1000)
     }
 
     #[test]

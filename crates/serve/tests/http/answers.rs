@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::client::{get, open, post};
-use crate::scripted::{Script, Server, ids};
+use crate::scripted::{Script, Server};
 
 fn ask(extra: Value) -> Value {
     let mut body = json!({"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]});
@@ -52,7 +52,7 @@ async fn a_whole_answer_has_reasoning_content_and_usage() {
     let request = server.last_request();
     let usage = &answer["usage"];
     let reasoning = server.tokenizer.encode_text("I think.").unwrap().len();
-    let output = ids(&server.tokenizer, "I think.</think>The capital is Oslo.").len() + 1;
+    let output = server.tokenizer.encode_output("I think.</think>The capital is Oslo.").unwrap().len() + 1;
     assert_eq!(usage["prompt_tokens"], request.prompt.len());
     assert_eq!(usage["completion_tokens"], output);
     assert_eq!(usage["total_tokens"], request.prompt.len() + output);

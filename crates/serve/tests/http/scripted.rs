@@ -31,7 +31,8 @@ impl Script {
     pub fn text(output: &str) -> Script {
         let tokenizer = tokenizer();
         let eos = tokenizer.markers().eos;
-        let mut steps: Vec<Vec<u32>> = ids(&tokenizer, output).into_iter().map(|id| vec![id]).collect();
+        let mut steps: Vec<Vec<u32>> =
+            tokenizer.encode_output(output).unwrap().into_iter().map(|id| vec![id]).collect();
         steps.push(vec![eos]);
         Script {
             steps,
@@ -47,20 +48,6 @@ impl Script {
 pub fn tokenizer() -> Arc<Tokenizer> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/tiny/tokenizer.json");
     Arc::new(Tokenizer::from_file(&path).unwrap())
-}
-
-/// Ids as a model would write them: markers by id, the rest as text.
-pub fn ids(tokenizer: &Tokenizer, output: &str) -> Vec<u32> {
-    let mut ids = Vec::new();
-    let mut rest = output;
-    while !rest.is_empty() {
-        let next = ["</think>", "｜DSML｜"].iter().filter_map(|marker| Some((rest.find(marker)?, *marker))).min();
-        let (at, marker) = next.unwrap_or((rest.len(), ""));
-        ids.extend(tokenizer.encode_text(&rest[..at]).unwrap());
-        ids.extend(tokenizer.added_id(marker));
-        rest = &rest[at + marker.len()..];
-    }
-    ids
 }
 
 /// What the engine saw.

@@ -144,16 +144,16 @@ impl Dsml {
         match text {
             Text::Any => "raw".to_owned(),
             Text::Exactly(text) => format!("{} {m} \"parameter>\\n\"", literal(&format!("{text}</"))),
-            Text::Bounded { pattern, min, max } => {
+            Text::Bounded { pattern, whole, min, max } => {
                 let max = max.map_or(String::new(), |max| max.to_string());
                 let length = format!("/(?s:.{{{min},{max}}})<\\//");
-                let both = match pattern {
-                    Some(pattern) => format!("{length} & /{}/", found(pattern)),
-                    None => length,
-                };
+                let pattern = pattern.as_deref().map(found);
+                let whole = whole.as_deref().map(|whole| format!("({})<\\/", regex_to_lark(whole, "")));
+                let also = [pattern, whole].into_iter().flatten().map(|pattern| format!(" & /{pattern}/"));
+                let all = length + &also.collect::<String>();
                 let terminal = format!("TEXT{}", self.values.len());
                 self.values.insert(terminal.clone(), terminal.clone());
-                let _ = writeln!(self.rules, "{terminal}: {both}");
+                let _ = writeln!(self.rules, "{terminal}: {all}");
                 format!("{terminal} {m} \"parameter>\\n\"")
             }
         }

@@ -7,6 +7,7 @@
 
 mod compile;
 mod dsml;
+mod formats;
 mod parameters;
 mod rules;
 mod schema;

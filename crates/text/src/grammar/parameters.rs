@@ -6,6 +6,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::formats::pattern_of;
 use super::schema::{DATA, written_our_way};
 
 /// References that are followed inside each other.
@@ -27,8 +28,9 @@ pub(super) enum Text {
     Any,
     /// This string.
     Exactly(String),
-    /// What this pattern finds something in, as in JSON schemas, and bounds on the number of characters.
-    Bounded { pattern: Option<String>, min: u64, max: Option<u64> },
+    /// What this pattern finds something in, as in JSON schemas, what this other one follows from end to end, and bounds on
+    /// the number of characters.
+    Bounded { pattern: Option<String>, whole: Option<String>, min: u64, max: Option<u64> },
 }
 
 /// The parameters of a tool.
@@ -209,10 +211,11 @@ fn rebase(schema: &mut Value) {
 /// What a schema says of a string.
 fn bounded(fields: &Map<String, Value>) -> Text {
     let pattern = fields.get("pattern").and_then(Value::as_str).map(str::to_owned);
+    let whole = fields.get("format").and_then(Value::as_str).and_then(pattern_of);
     let min = fields.get("minLength").and_then(Value::as_u64).unwrap_or(0);
     let max = fields.get("maxLength").and_then(Value::as_u64);
-    match (&pattern, min, max) {
-        (None, 0, None) => Text::Any,
-        _ => Text::Bounded { pattern, min, max },
+    match (&pattern, &whole, min, max) {
+        (None, None, 0, None) => Text::Any,
+        _ => Text::Bounded { pattern, whole, min, max },
     }
 }

@@ -119,6 +119,36 @@ fn q10_strict_tools_are_held_to_the_letter_and_others_to_kinds() {
 }
 
 #[test]
+fn q10_strings_of_strict_tools_are_held_to_their_format() {
+    let cases: [(&str, &[&str], &[&str]); 10] = [
+        ("date", &["2026-02-29", "1999-12-31"], &["2026-02-30", "2026-04-31", "26-01-01", "2026-1-1"]),
+        ("time", &["23:59:60Z", "00:00:00.5+02:00"], &["24:00:00Z", "12:00:00", "12:00Z"]),
+        ("date-time", &["2026-11-30T06:48:35Z"], &["2026-11-30 06:48:35Z", "2026-11-30"]),
+        ("duration", &["P1Y2M3D", "PT1H", "P3W", "P1DT12H"], &["P", "P1DT", "1D", "P1Y2W", "PT1D", "P1Y3D"]),
+        ("uuid", &["2eb8aa08-aa98-11ea-b4aa-73b441d16380"], &["2eb8aa08aa9811eab4aa73b441d16380", "2eb8"]),
+        ("hostname", &["a", "api.example.com"], &["-a", "a-.b", "a..b", ""]),
+        ("email", &["first.last@example.com"], &["@example.com", "a@", "a b@c", ".a@b"]),
+        ("ipv4", &["0.0.0.0", "255.10.1.99"], &["256.0.0.1", "1.2.3", "01.2.3.4"]),
+        ("ipv6", &["::", "::1", "fe80::a:b", "1:2:3:4:5:6:7:8", "1::"], &["1:2:3", "1::2::3", "12345::", ":1"]),
+        ("uri", &["https://example.com/a?b=%20#c", "urn:isbn:0451450523"], &["example.com", "http://a b", "x:%2"]),
+    ];
+    let takes = |schema: &Value, strict: bool, text: &str| {
+        let tool =
+            json!({"type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": false});
+        call(tool, strict, &[parameter("a", true, text)])
+    };
+    for (format, right, wrong) in cases {
+        let schema = json!({"type": "string", "format": format});
+        right.iter().for_each(|text| assert!(takes(&schema, true, text), "{format} must take {text:?}"));
+        wrong.iter().for_each(|text| assert!(!takes(&schema, true, text), "{format} must refuse {text:?}"));
+        assert!(takes(&schema, false, wrong[0]), "tools that are not strict are held to kinds");
+    }
+    let both = json!({"type": "string", "format": "date", "pattern": "^2026"});
+    assert!(takes(&both, true, "2026-11-30") && !takes(&both, true, "2025-11-30") && !takes(&both, true, "2026"));
+    assert!(takes(&json!({"type": "string", "format": "password"}), true, "any text"));
+}
+
+#[test]
 fn q10_a_schema_beyond_the_grammar_is_an_error_only_for_strict_tools() {
     let odd = json!({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}, "required": ["a"]});
     let list = AnswerRules {

@@ -42,23 +42,6 @@ fn read(options: ReplyOptions, pieces: &[&str], end: ReplyEnd) -> (Message, Repl
     (message(&events), finish)
 }
 
-/// Ids as a model would write them: markers by id, the rest as text.
-fn ids(tokenizer: &Tokenizer, output: &str) -> Vec<u32> {
-    let mut ids = Vec::new();
-    let mut rest = output;
-    while !rest.is_empty() {
-        let next = ["<think>", "</think>", D].iter().filter_map(|marker| Some((rest.find(marker)?, *marker))).min();
-        let Some((at, marker)) = next else {
-            ids.extend(tokenizer.encode_text(rest).unwrap());
-            break;
-        };
-        ids.extend(tokenizer.encode_text(&rest[..at]).unwrap());
-        ids.push(tokenizer.added_id(marker).unwrap());
-        rest = &rest[at + marker.len()..];
-    }
-    ids
-}
-
 fn read_ids(tokenizer: &Tokenizer, options: ReplyOptions, ids: &[u32], end: ReplyEnd) -> (Message, ReplyFinish) {
     let mut reply = Reply::new(options);
     let mut events = Vec::new();
@@ -81,7 +64,7 @@ fn every_cut(options: ReplyOptions, output: &str, end: ReplyEnd) -> (Message, Re
     let characters: Vec<&str> = edges.windows(2).map(|pair| &output[pair[0]..pair[1]]).collect();
     assert_eq!(read(options.clone(), &characters, end), whole, "{output:?} per character");
     let tokenizer = crate::tiny();
-    let tokens = read_ids(&tokenizer, options, &ids(&tokenizer, output), end);
+    let tokens = read_ids(&tokenizer, options, &tokenizer.encode_output(output).unwrap(), end);
     assert_eq!(tokens, whole, "{output:?} per token");
     whole
 }
@@ -270,7 +253,7 @@ fn characters_are_never_split_over_tokens() {
 fn reasoning_tokens_are_counted_up_to_the_end_tag() {
     let tokenizer = crate::tiny();
     let reasoning = tokenizer.encode_text("some thought").unwrap();
-    let output = ids(&tokenizer, "some thought</think>answer");
+    let output = tokenizer.encode_output("some thought</think>answer").unwrap();
     let mut reply = Reply::new(options(ReplyStart::Reasoning));
     let mut events = Vec::new();
     for id in output {

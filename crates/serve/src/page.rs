@@ -3,24 +3,22 @@
 
 use std::collections::HashMap;
 
-use axum::extract::Query;
-use axum::extract::rejection::QueryRejection;
 use serde_json::{Value, json};
 
 use crate::errors::ApiError;
+use crate::input::Asked;
 
 /// What handlers take.
-pub(super) type PageQuery = Result<Query<HashMap<String, String>>, QueryRejection>;
+pub(crate) type PageQuery = Asked<HashMap<String, String>>;
 
 /// Which part of a list is wanted.
-pub(super) struct Page {
+pub(crate) struct Page {
     query: HashMap<String, String>,
     limit: usize,
 }
 
 impl Page {
-    pub(super) fn read(query: PageQuery, default: usize, most: usize) -> Result<Page, ApiError> {
-        let Query(query) = query.map_err(|rejection| ApiError::field("query", rejection.body_text()))?;
+    pub(crate) fn read(Asked(query): PageQuery, default: usize, most: usize) -> Result<Page, ApiError> {
         let limit = match query.get("limit") {
             None => default,
             Some(text) => text
@@ -36,12 +34,12 @@ impl Page {
     }
 
     /// Another parameter of the query.
-    pub(super) fn get(&self, name: &str) -> Option<&str> {
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.query.get(name).map(String::as_str)
     }
 
     /// The page of a list that has the newest entry first.
-    pub(super) fn cut<'a>(
+    pub(crate) fn cut<'a>(
         &self,
         entries: impl DoubleEndedIterator<Item = (&'a str, Value)>,
     ) -> Result<Value, ApiError> {
@@ -74,7 +72,7 @@ mod tests {
 
     fn page(pairs: &[(&str, &str)]) -> Result<Page, ApiError> {
         let query = pairs.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
-        Page::read(Ok(Query(query)), 2, 3)
+        Page::read(Asked(query), 2, 3)
     }
 
     fn ids(pairs: &[(&str, &str)]) -> (Vec<String>, bool) {
