@@ -1,0 +1,453 @@
+// architectures: 90a 100a
+// Attention of decode and verify steps (model.md 6.3, 6.6, 6.7): window rows, compressed entries and the sink in one
+// softmax, inverse rotation, result as bf16 or as e4m3 codes with a float scale per 128 channels. attend.md has floor,
+// design and steps.
+//
+// A cluster of eight blocks serves ROWS query rows: some tokens of one sequence times some heads. Tile t (64 entries at
+// absolute places) belongs to block t % 8; blocks are combined in order of their rank. So a row has the same bits in any
+// batch, beside any drafts and with any number of rows per block. Needs 16 | heads per block, ROWS = tokens x heads of a
+// block, entries per page a power of two; a list of picks only with one token per block. A job without tokens does nothing.
+#include <stdint.h>
+
+#include "common/bf16.cuh"
+#include "common/cluster.cuh"
+#include "common/fp8.cuh"
+#include "common/mma.cuh"
+
+namespace {
+
+using longwave::shared_address;
+
+constexpr unsigned THREADS = 256, TILE = 64, PARTS = 8;
+constexpr unsigned ROW_BYTES = 1024, BUFFER_BYTES = TILE * ROW_BYTES;
+// Bytes of a row of scores (and of weights, which take their place): 64 floats and 16 bytes against bank conflicts.
+constexpr unsigned SCORE_BYTES = 272;
+// 512^-0.5 / ln 2: weights are powers of two.
+constexpr float SCALE = 0.044194174f * 1.4426950409f;
+constexpr float LOG2E = 1.4426950409f;
+
+struct Pages {
+    const uint8_t* pool;
+    const unsigned* table;
+    unsigned long long page_bytes;
+    unsigned table_len, shift;
+};
+
+struct Job {
+    unsigned sequence, row, tokens, position, oldest, unused[3];
+};
+
+// 0x1.mmm * 2^k of an e4m3 code times 2^-120, subnormals included, exact.
+__device__ __forceinline__ uint32_t spread(uint32_t codes, uint32_t selector) {
+    const uint32_t t = __byte_perm(codes, 0, selector);
+    return (t >> 4 & 0x07f007f0u) | (t & 0x80008000u);
+}
+
+__device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
+    uint32_t r;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+
+struct Raw {
+    uint4 data[9];
+    uint2 scales;
+};
+
+template <unsigned ROWS, bool FP8>
+__device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const float* __restrict__ sinks,
+                                       const float* __restrict__ angles, const Job* __restrict__ jobs, Pages window,
+                                       Pages entries, const unsigned* __restrict__ picks, unsigned picks_len,
+                                       const unsigned* __restrict__ counts, uint16_t* __restrict__ out,
+                                       uint8_t* __restrict__ codes, float* __restrict__ scales, unsigned heads,
+                                       unsigned block_tokens, unsigned reach, unsigned ratio) {
+    constexpr int MT = ROWS / 16, WM = MT == 4 ? 2 : 1, TM = MT / WM, WN = 4 / WM, TN = TILE / WN / 8;
+    extern __shared__ __align__(1024) uint8_t shared[];
+    uint8_t* const queries = shared;
+    uint8_t* const buffers = queries + ROWS * ROW_BYTES;
+    uint8_t* const scores = buffers + 2 * BUFFER_BYTES;
+    float* const keep_of = reinterpret_cast<float*>(scores + 2 * ROWS * SCORE_BYTES);
+    float* const max_of = keep_of + ROWS;
+    float* const sum_of = max_of + ROWS;
+
+    const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, c = lane % 4;
+    const unsigned rank = longwave::cluster_rank();
+    const Job job = jobs[blockIdx.z];
+    if (job.tokens == 0) {
+        return;
+    }
+    const unsigned block_heads = ROWS / block_tokens, first_head = blockIdx.y * block_heads;
+    const unsigned last = job.position + job.tokens - 1;
+    // Window tiles and entry tiles of this block.
+    const unsigned oldest = max(job.position > reach ? job.position - reach : 0u, job.oldest);
+    const unsigned w0 = oldest / TILE, w_first = w0 + (rank + PARTS - w0 % PARTS) % PARTS, w_end = last / TILE + 1;
+    const unsigned w_tiles = w_first < w_end ? (w_end - w_first + PARTS - 1) / PARTS : 0;
+    const unsigned count = picks ? counts[job.row] : ratio ? (last + 1) / ratio : 0;
+    const unsigned e_tiles = (count + TILE - 1) / TILE;
+    const unsigned tiles = w_tiles + (rank < e_tiles ? (e_tiles - rank + PARTS - 1) / PARTS : 0);
+
+    // Four threads load a row.
+    const unsigned load_row = thread / 4, part = thread % 4;
+    const auto locate = [&](unsigned i, const uint8_t*& row_scales) -> const uint8_t* {
+        const bool of_window = i < w_tiles;
+        const Pages& p = of_window ? window : entries;
+        unsigned e;
+        if (of_window) {
+            e = (w_first + i * PARTS) * TILE + load_row;
+            if (e < oldest || e > last) {
+                return nullptr;
+            }
+        } else {
+            e = (rank + (i - w_tiles) * PARTS) * TILE + load_row;
+            if (e >= count) {
+                return nullptr;
+            }
+            if (picks) {
+                e = __ldg(picks + static_cast<size_t>(job.row) * picks_len + e);
+            }
+        }
+        const unsigned block = __ldg(p.table + static_cast<size_t>(job.sequence) * p.table_len + (e >> p.shift));
+        const unsigned slot = e & ((1u << p.shift) - 1);
+        const uint8_t* page = p.pool + p.page_bytes * block;
+        row_scales = page + (576u << p.shift) + slot * 8;
+        return page + static_cast<size_t>(slot) * (FP8 ? 576 : 1024);
+    };
+    const auto load = [&](Raw& raw, unsigned i) {
+        const uint8_t* row_scales = nullptr;
+        const uint8_t* row = locate(i, row_scales);
+        if (row) {
+            const uint4* from = reinterpret_cast<const uint4*>(row) + part;
+#pragma unroll
+            for (int n = 0; n < 9; n++) {
+                raw.data[n] = __ldg(from + 4 * n);
+            }
+            raw.scales = __ldg(reinterpret_cast<const uint2*>(row_scales));
+        } else {
+#pragma unroll
+            for (int n = 0; n < 9; n++) {
+                raw.data[n] = make_uint4(0, 0, 0, 0);
+            }
+            raw.scales = make_uint2(0x7f7f7f7fu, 0x7f7f7f7fu);
+        }
+    };
+    const auto place = [&](uint8_t* buffer, unsigned row, unsigned chunk) {
+        return reinterpret_cast<uint4*>(buffer + row * ROW_BYTES + ((chunk ^ (row & 7)) << 4));
+    };
+    const auto widen = [&](const Raw& raw, uint8_t* buffer) {
+#pragma unroll
+        for (int n = 0; n < 7; n++) {
+            const uint32_t byte = (n < 4 ? raw.scales.x >> (8 * n) : raw.scales.y >> (8 * n - 32)) & 0xff;
+            const uint32_t s = byte << 7 | byte << 23, up = 0x7b807b80u;  // 2^120
+            const uint32_t words[4] = {raw.data[n].x, raw.data[n].y, raw.data[n].z, raw.data[n].w};
+            uint32_t v[8];
+#pragma unroll
+            for (int w = 0; w < 4; w++) {
+                v[2 * w] = times(times(spread(words[w], 0x1404), up), s);
+                v[2 * w + 1] = times(times(spread(words[w], 0x3424), up), s);
+            }
+            *place(buffer, load_row, n * 8 + part * 2) = make_uint4(v[0], v[1], v[2], v[3]);
+            *place(buffer, load_row, n * 8 + part * 2 + 1) = make_uint4(v[4], v[5], v[6], v[7]);
+        }
+        *place(buffer, load_row, 56 + part) = raw.data[7];
+        *place(buffer, load_row, 60 + part) = raw.data[8];
+    };
+    // bf16 rows go straight to their place.
+    const auto copy = [&](unsigned i, uint8_t* buffer) {
+        const uint8_t* unused = nullptr;
+        const uint8_t* row = locate(i, unused);
+#pragma unroll
+        for (int n = 0; n < 16; n++) {
+            const uint32_t to = shared_address(place(buffer, load_row, 4 * n + part));
+            const uint8_t* from = row ? row + (4 * n + part) * 16 : reinterpret_cast<const uint8_t*>(q);
+            const uint32_t bytes = row ? 16 : 0;
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+        }
+    };
+
+    Raw raw;
+    if (tiles > 0) {
+        if constexpr (FP8) {
+            load(raw, 0);
+        } else {
+            copy(0, buffers);
+        }
+    }
+    for (unsigned i = thread; i < ROWS * 64; i += THREADS) {
+        const unsigned r = i / 64, chunk = i % 64, j = r / block_heads, head = first_head + r % block_heads;
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (j < job.tokens) {
+            v = __ldg(reinterpret_cast<const uint4*>(q + (static_cast<size_t>(job.row + j) * heads + head) * 512) + chunk);
+        }
+        *place(queries, r, chunk) = v;
+    }
+    if constexpr (FP8) {
+        if (tiles > 0) {
+            widen(raw, buffers);
+        }
+    }
+
+    float acc[MT][8][4] = {};
+    float row_max[(MT + 1) / 2], row_sum[(MT + 1) / 2];
+#pragma unroll
+    for (int i = 0; i < (MT + 1) / 2; i++) {
+        row_max[i] = -INFINITY;
+        row_sum[i] = 0.f;
+    }
+    const unsigned half = warp & 1, wn = (warp >> 1) % WN, wm = (warp >> 1) / WN;
+
+    for (unsigned i = 0; i < tiles; i++) {
+        uint8_t* const buffer = buffers + (i & 1) * BUFFER_BYTES;
+        uint8_t* const next = buffers + (~i & 1) * BUFFER_BYTES;
+        if constexpr (!FP8) {
+            asm volatile("cp.async.wait_all;" ::: "memory");
+        }
+        __syncthreads();
+        if constexpr (!FP8) {
+            if (i + 1 < tiles) {
+                copy(i + 1, next);
+            }
+        }
+        {
+            float s[TM][TN][4] = {};
+            const uint32_t qs = shared_address(queries), ks = shared_address(buffer);
+#pragma unroll 4
+            for (unsigned k = 0; k < 16; k++) {
+                const unsigned chunk = half * 32 + k * 2;
+                uint32_t a[TM][4];
+#pragma unroll
+                for (int m = 0; m < TM; m++) {
+                    const unsigned r = (wm * TM + m) * 16 + (lane & 15);
+                    longwave::load_pieces(a[m], qs + r * ROW_BYTES + (((chunk + (lane >> 4)) ^ (r & 7)) << 4));
+                }
+#pragma unroll
+                for (int n = 0; n < TN; n += 2) {
+                    const unsigned r = (wn * TN + n) * 8 + (lane & 7) + (lane >> 4) * 8;
+                    uint32_t b[4];
+                    longwave::load_pieces(b, ks + r * ROW_BYTES + (((chunk + (lane >> 3 & 1)) ^ (r & 7)) << 4));
+#pragma unroll
+                    for (int m = 0; m < TM; m++) {
+                        longwave::mma_bf16(s[m][n], a[m], b[0], b[1]);
+                        longwave::mma_bf16(s[m][n + 1], a[m], b[2], b[3]);
+                    }
+                }
+            }
+            if constexpr (FP8) {
+                if (i + 1 < tiles) {
+                    load(raw, i + 1);
+                }
+            }
+#pragma unroll
+            for (int m = 0; m < TM; m++) {
+#pragma unroll
+                for (int n = 0; n < TN; n++) {
+                    const unsigned r = (wm * TM + m) * 16 + g, col = (wn * TN + n) * 8 + 2 * c;
+                    uint8_t* to = scores + (half * ROWS + r) * SCORE_BYTES + col * 4;
+                    *reinterpret_cast<float2*>(to) = make_float2(s[m][n][0], s[m][n][1]);
+                    *reinterpret_cast<float2*>(to + 8 * SCORE_BYTES) = make_float2(s[m][n][2], s[m][n][3]);
+                }
+            }
+        }
+        __syncthreads();
+        // Eight lanes per row; weights take the place of the first half's scores.
+#pragma unroll
+        for (int p = 0; p < (MT + 1) / 2; p++) {
+            const unsigned r = p * 32 + warp * 4 + lane / 8, l = lane % 8, j = r / block_heads;
+            if (p * 32 + warp * 4 < ROWS) {
+                const int position = static_cast<int>(job.position + j);
+                int from = 0, to = 0;
+                if (j < job.tokens) {
+                    if (i < w_tiles) {
+                        const int base = static_cast<int>((w_first + i * PARTS) * TILE);
+                        from = max(position - static_cast<int>(reach), static_cast<int>(job.oldest)) - base;
+                        to = position + 1 - base;
+                    } else {
+                        const unsigned seen = picks ? count : (position + 1) / ratio;
+                        to = static_cast<int>(seen) - static_cast<int>((rank + (i - w_tiles) * PARTS) * TILE);
+                    }
+                }
+                uint8_t* row = scores + r * SCORE_BYTES;
+                float v[8], top = -INFINITY;
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const float4 a = *reinterpret_cast<const float4*>(row + h * 128 + l * 16);
+                    const float4 b = *reinterpret_cast<const float4*>(row + ROWS * SCORE_BYTES + h * 128 + l * 16);
+                    const float both[4] = {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const int col = h * 32 + static_cast<int>(l) * 4 + e;
+                        v[h * 4 + e] = col >= from && col < to ? both[e] * SCALE : -INFINITY;
+                        top = fmaxf(top, v[h * 4 + e]);
+                    }
+                }
+#pragma unroll
+                for (int step = 4; step > 0; step /= 2) {
+                    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
+                }
+                top = fmaxf(top, row_max[p]);
+                const float base = top == -INFINITY ? 0.f : top;
+                float sum = 0.f;
+#pragma unroll
+                for (int e = 0; e < 8; e++) {
+                    v[e] = exp2f(v[e] - base);
+                    sum += v[e];
+                }
+#pragma unroll
+                for (int step = 4; step > 0; step /= 2) {
+                    sum += __shfl_xor_sync(0xffffffffu, sum, step);
+                }
+                const float keep = exp2f(row_max[p] - base);
+                row_sum[p] = row_sum[p] * keep + sum;
+                row_max[p] = top;
+                __syncwarp();
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    *reinterpret_cast<uint2*>(row + h * 64 + l * 8) = make_uint2(
+                        longwave::narrow(v[h * 4], v[h * 4 + 1]), longwave::narrow(v[h * 4 + 2], v[h * 4 + 3]));
+                }
+                if (l == 0) {
+                    keep_of[r] = keep;
+                }
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+            const float low = keep_of[m * 16 + g], high = keep_of[m * 16 + g + 8];
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                acc[m][n][0] *= low;
+                acc[m][n][1] *= low;
+                acc[m][n][2] *= high;
+                acc[m][n][3] *= high;
+            }
+        }
+        const uint32_t ps = shared_address(scores), vs = shared_address(buffer);
+#pragma unroll
+        for (unsigned k = 0; k < 4; k++) {
+            uint32_t a[MT][4];
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                longwave::load_pieces(a[m], ps + (m * 16 + (lane & 15)) * SCORE_BYTES + (k * 2 + (lane >> 4)) * 16);
+            }
+#pragma unroll
+            for (int n = 0; n < 8; n += 2) {
+                const unsigned r = k * 16 + (lane & 15), chunk = warp * 8 + n + (lane >> 4);
+                uint32_t b[4];
+                longwave::load_pieces_transposed(b, vs + r * ROW_BYTES + ((chunk ^ (r & 7)) << 4));
+#pragma unroll
+                for (int m = 0; m < MT; m++) {
+                    longwave::mma_bf16(acc[m][n], a[m], b[0], b[1]);
+                    longwave::mma_bf16(acc[m][n + 1], a[m], b[2], b[3]);
+                }
+            }
+        }
+        if constexpr (FP8) {
+            if (i + 1 < tiles) {
+                widen(raw, next);
+            }
+        }
+    }
+
+    // Numerators over the buffers: column col of row r at col ^ (r % 8) * 8.
+    __syncthreads();
+    float* const numerators = reinterpret_cast<float*>(buffers);
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const unsigned r = m * 16 + g, col = (warp * 64 + n * 8 + 2 * c) ^ (g << 3);
+            *reinterpret_cast<float2*>(numerators + r * 512 + col) = make_float2(acc[m][n][0], acc[m][n][1]);
+            *reinterpret_cast<float2*>(numerators + (r + 8) * 512 + col) = make_float2(acc[m][n][2], acc[m][n][3]);
+        }
+    }
+#pragma unroll
+    for (int p = 0; p < (MT + 1) / 2; p++) {
+        const unsigned r = p * 32 + warp * 4 + lane / 8;
+        if (r < ROWS && lane % 8 == 0) {
+            max_of[r] = row_max[p];
+            sum_of[r] = row_sum[p];
+        }
+    }
+    longwave::cluster_sync();
+
+    // A warp combines 128 channels of a row of the ROWS / 8 that this block ends.
+#pragma unroll
+    for (int u = 0; u < MT; u++) {
+        const unsigned unit = warp * MT + u, r = rank * (ROWS / PARTS) + unit / 4, quarter = unit % 4;
+        const unsigned j = r / block_heads, head = first_head + r % block_heads, col = quarter * 128 + lane * 4;
+        const float sink = __ldg(sinks + head) * LOG2E;
+        float maxima[PARTS], top = sink;
+#pragma unroll
+        for (unsigned b = 0; b < PARTS; b++) {
+            maxima[b] = longwave::load_cluster(longwave::address_in(shared_address(max_of + r), b));
+            top = fmaxf(top, maxima[b]);
+        }
+        float denominator = exp2f(sink - top);
+        float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+        for (unsigned b = 0; b < PARTS; b++) {
+            const float w = exp2f(maxima[b] - top);
+            denominator += w * longwave::load_cluster(longwave::address_in(shared_address(sum_of + r), b));
+            const uint32_t at = shared_address(numerators + r * 512 + (col ^ ((r & 7) << 3)));
+            const float4 a = longwave::load_cluster4(longwave::address_in(at, b));
+            o.x += w * a.x;
+            o.y += w * a.y;
+            o.z += w * a.z;
+            o.w += w * a.w;
+        }
+        const float inverse = 1.f / denominator;
+        o = make_float4(longwave::round_bf16(o.x * inverse), longwave::round_bf16(o.y * inverse),
+                        longwave::round_bf16(o.z * inverse), longwave::round_bf16(o.w * inverse));
+        if (j < job.tokens) {
+            const unsigned token = job.row + j;
+            if (col >= 448) {
+                const unsigned pair = (col - 448) / 2;
+                const float* of_token = angles + static_cast<size_t>(token) * 64;
+                const float2 cs = __ldg(reinterpret_cast<const float2*>(of_token + pair));
+                const float2 sn = __ldg(reinterpret_cast<const float2*>(of_token + 32 + pair));
+                o = make_float4(longwave::round_bf16(o.x * cs.x + o.y * sn.x), longwave::round_bf16(o.y * cs.x - o.x * sn.x),
+                                longwave::round_bf16(o.z * cs.y + o.w * sn.y), longwave::round_bf16(o.w * cs.y - o.z * sn.y));
+            }
+            const size_t at = (static_cast<size_t>(token) * heads + head) * 512 + col;
+            if (out) {
+                *reinterpret_cast<uint2*>(out + at) = make_uint2(longwave::narrow(o.x, o.y), longwave::narrow(o.z, o.w));
+            }
+            if (codes) {
+                float amax = fmaxf(fmaxf(fabsf(o.x), fabsf(o.y)), fmaxf(fabsf(o.z), fabsf(o.w)));
+#pragma unroll
+                for (int step = 16; step > 0; step /= 2) {
+                    amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, step));
+                }
+                const uint32_t byte = longwave::scale_byte(amax);
+                const float s = longwave::inverse_of(byte);
+                *reinterpret_cast<uint32_t*>(codes + at) = longwave::codes_of(o.x * s, o.y * s, o.z * s, o.w * s);
+                if (lane == 0) {
+                    scales[at / 128] = longwave::scale_of(byte);
+                }
+            }
+        }
+    }
+    longwave::cluster_sync();
+}
+
+}  // namespace
+
+#define ENTRY(name, rows, fp8)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                             \
+        name(const uint16_t* q, const float* sinks, const float* angles, const Job* jobs, const uint8_t* window_pool,    \
+             const unsigned* window_table, unsigned long long window_bytes, unsigned window_len, unsigned window_shift,  \
+             const uint8_t* entry_pool, const unsigned* entry_table, unsigned long long entry_bytes, unsigned entry_len, \
+             unsigned entry_shift, const unsigned* picks, unsigned picks_len, const unsigned* counts, uint16_t* out,     \
+             uint8_t* codes, float* scales, unsigned heads, unsigned block_tokens, unsigned reach, unsigned ratio) {     \
+        const Pages window = {window_pool, window_table, window_bytes, window_len, window_shift};                        \
+        const Pages entries = {entry_pool, entry_table, entry_bytes, entry_len, entry_shift};                            \
+        attend<rows, fp8>(q, sinks, angles, jobs, window, entries, picks, picks_len, counts, out, codes, scales, heads,  \
+                          block_tokens, reach, ratio);                                                                   \
+    }
+
+ENTRY(attend_fp8_16, 16, true)
+ENTRY(attend_fp8_32, 32, true)
+ENTRY(attend_fp8_64, 64, true)
+ENTRY(attend_bf16_16, 16, false)
+ENTRY(attend_bf16_32, 32, false)
+ENTRY(attend_bf16_64, 64, false)
