@@ -6,3 +6,4 @@
 
 pub mod cubins;
 pub mod driver;
+pub mod ops;
