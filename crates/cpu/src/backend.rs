@@ -5,15 +5,15 @@
 //! open when the checkpoint has no module that makes them.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 
-use longwave_engine::constraint::{allows, mask_words};
+use longwave_engine::constraint::allows;
 use longwave_engine::step::{
     Backend, BackendError, BlockCopy, BlockId, LAST_SAMPLED, Limits, ReturnLogits, SeqResult, SeqStep, Step,
     StepResult, Ticket, Token,
 };
+use longwave_engine::step_check;
 use longwave_engine::tables::SeatTables;
-use longwave_model::geometry::{CacheKind, CacheLayout, MAX_DRAFTS};
+use longwave_model::geometry::{CacheLayout, MAX_DRAFTS};
 use thiserror::Error;
 
 use crate::cache::{Cache, SeqTables};
@@ -71,17 +71,6 @@ pub struct CpuBackend {
     done: VecDeque<StepResult>,
 }
 
-/// Splits `bytes` over the pools so that they run out together: as many logical blocks as fit beside the sliding caches
-/// of `seats` sequences with `drafts` drafts each.
-pub fn plan_units(layout: &CacheLayout, seats: u32, drafts: u32, bytes: u64) -> [u32; 3] {
-    // A prefill step holds the old and the new window at once, hence twice the sliding units.
-    let sliding = layout.sliding_units(drafts).map(|u| 2 * u * seats);
-    let long = layout.long_lived_units();
-    let rest = bytes.saturating_sub(layout.bytes(sliding));
-    let blocks = (rest / layout.bytes(long).max(1)).min(u64::from(u32::MAX / 4)) as u32;
-    std::array::from_fn(|b| sliding[b] + long[b] * blocks)
-}
-
 impl CpuBackend {
     /// Opens a backend. The pools take memory only as they are used.
     pub fn new(model: Model, options: CpuOptions) -> Result<CpuBackend, OpenError> {
@@ -93,7 +82,7 @@ impl CpuBackend {
             return Err(OpenError::NoDrafter { drafts });
         }
         let layout = CacheLayout::new(&model.config, model.formats);
-        let units = plan_units(&layout, options.seats, drafts, options.cache_bytes);
+        let units = layout.plan_units(options.seats, drafts, options.cache_bytes);
         let limits = Limits {
             seats: options.seats,
             step_tokens: options.step_tokens,
@@ -124,74 +113,6 @@ impl CpuBackend {
     pub fn scratch_bytes(&self) -> (u64, u64) {
         let planned = plan::scratch_bytes(&self.model.config, self.limits.step_tokens, self.limits.seats);
         (planned, self.model.scratch.peak_bytes())
-    }
-
-    /// Refuses what would read or write outside the tables. Called after the writes of the step were applied.
-    fn check(&self, step: &Step, seq: &SeqStep) -> Result<(), String> {
-        if let Some(history) = step.history_of(seq)
-            && (history.len() != seq.start as usize || history.iter().any(|&t| t >= self.limits.vocab))
-        {
-            return Err(format!("seat {}: a history of {} tokens for {}", seq.seat.0, history.len(), seq.start));
-        }
-        let n = seq.tokens.len() as u32;
-        if n == 0 || seq.drafts >= n && seq.drafts > 0 || seq.drafts > MAX_DRAFTS {
-            return Err(format!("seat {}: {n} tokens with {} drafts", seq.seat.0, seq.drafts));
-        }
-        let end = seq.start + n;
-        if end > self.limits.context {
-            return Err(format!("seat {}: position {end} is past the context {}", seq.seat.0, self.limits.context));
-        }
-        for &t in step.tokens_of(seq) {
-            if t >= self.limits.vocab && t != LAST_SAMPLED {
-                return Err(format!("token {t} is not below the vocabulary size {}", self.limits.vocab));
-            }
-        }
-        if seq.want_drafts > self.limits.drafts {
-            let most = self.limits.drafts;
-            return Err(format!("seat {} wants {} drafts, the limit is {most}", seq.seat.0, seq.want_drafts));
-        }
-        let masks = (1 + seq.drafts as usize) * mask_words(self.limits.vocab);
-        if !seq.masks.is_empty() && (seq.masks.len() != masks || step.masks.get(to_range(&seq.masks)).is_none()) {
-            return Err(format!("seat {}: {} words of masks, not {masks}", seq.seat.0, seq.masks.len()));
-        }
-        if seq.replay.is_some() && (seq.sample.is_some() || seq.want_drafts > 0 || seq.logits != ReturnLogits::No) {
-            return Err(format!("seat {}: a replay gives no tokens, drafts or logits", seq.seat.0));
-        }
-        for (g, spec) in self.cache.layout().groups.iter().enumerate() {
-            // Long-lived entries are read from the beginning and written up to the end; windows are read from the first
-            // row that is still needed.
-            if spec.is_sliding() {
-                // Of a replay, no layer has rows before the lowest one does.
-                let oldest = seq.replay.map_or(0, |r| r.first(spec.layers[0], self.model.config.sliding_window - 1));
-                let first = spec.retention.first_needed(seq.start).max(oldest);
-                self.check_blocks(seq, g, first.min(seq.start), seq.start)?;
-            } else {
-                self.check_blocks(seq, g, 0, end)?;
-            }
-            // The drafter reads the window that the next step will read.
-            if seq.want_drafts > 0 && spec.kind == CacheKind::Window {
-                self.check_blocks(seq, g, spec.retention.first_needed(end - seq.drafts), end)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Refuses when positions `from..to` of a group are not mapped, or a mapped block does not exist.
-    fn check_blocks(&self, seq: &SeqStep, group: usize, from: u32, to: u32) -> Result<(), String> {
-        let spec = &self.cache.layout().groups[group];
-        let table = self.tables.table(seq.seat, group);
-        let (seat, units, pool) = (seq.seat.0, self.limits.units[spec.bucket as usize], spec.bucket.name());
-        let exists = |b: BlockId| match b.0 >= units {
-            true => Err(format!("seat {seat}: block id {} is past the {pool} pool", b.0)),
-            false => Ok(()),
-        };
-        table.sparse().iter().try_for_each(|&(_, b)| exists(b))?;
-        let past = if from < to { to.div_ceil(spec.block_tokens) } else { 0 };
-        for index in from / spec.block_tokens..past {
-            let block = table.get(index);
-            exists(block.ok_or_else(|| format!("seat {seat}: block {index} of {:?} is not mapped", spec.kind))?)?;
-        }
-        Ok(())
     }
 
     fn compute(&mut self, step: &Step) -> StepResult {
@@ -258,10 +179,6 @@ impl CpuBackend {
         }
         result
     }
-}
-
-fn to_range(range: &Range<u32>) -> Range<usize> {
-    range.start as usize..range.end as usize
 }
 
 /// What the drafter needs to know of a sequence whose drafts were verified; `tokens` are those of the batch.
@@ -339,21 +256,7 @@ impl Backend for CpuBackend {
     }
 
     fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {
-        let bad = |what: String| BackendError::BadStep { step: step.number, what };
-        let total: usize = step.seqs.iter().map(|s| s.tokens.len()).sum();
-        if total > self.limits.step_tokens as usize {
-            return Err(bad(format!("{total} tokens, the limit is {}", self.limits.step_tokens)));
-        }
-        let mut seats: Vec<u32> = step.seqs.iter().map(|s| s.seat.0).collect();
-        seats.sort_unstable();
-        seats.dedup();
-        if seats.len() != step.seqs.len() {
-            return Err(bad("a seat is there twice".into()));
-        }
-        for seq in &step.seqs {
-            self.tables.apply(step, seq).map_err(bad)?;
-            self.check(step, seq).map_err(bad)?;
-        }
+        step_check::apply(step, self.cache.layout(), &self.limits, &mut self.tables)?;
         // On a worker of the pool: from outside, every parallel op would cost a hand-over and a wake-up.
         let result = rayon::scope(|_| self.compute(step));
         self.done.push_back(result);

@@ -15,6 +15,7 @@ pub mod report;
 pub mod request;
 pub mod sim;
 pub mod step;
+pub mod step_check;
 pub mod tables;
 pub mod tier;
 

@@ -361,6 +361,26 @@ impl CacheLayout {
         units
     }
 
+    /// Positions before its own that a query reads in a window.
+    pub fn reach(&self) -> u32 {
+        let window = self.groups.iter().find(|g| g.kind == CacheKind::Window).map(|g| g.retention);
+        match window {
+            Some(Retention::SlidingWindow { window, .. }) => window - 1,
+            _ => 0,
+        }
+    }
+
+    /// Splits `bytes` over the pools so that they run out together: as many logical blocks as fit beside the sliding
+    /// caches of `seats` sequences with `drafts` drafts each.
+    pub fn plan_units(&self, seats: u32, drafts: u32, bytes: u64) -> [u32; 3] {
+        // A prefill step holds the old and the new window at once, hence twice the sliding units.
+        let sliding = self.sliding_units(drafts).map(|u| 2 * u * seats);
+        let long = self.long_lived_units();
+        let rest = bytes.saturating_sub(self.bytes(sliding));
+        let blocks = (rest / self.bytes(long).max(1)).min(u64::from(u32::MAX / 4)) as u32;
+        std::array::from_fn(|b| sliding[b] + long[b] * blocks)
+    }
+
     /// Bytes of `units` (large, middle, small).
     pub fn bytes(&self, units: [u32; 3]) -> u64 {
         (0..3).map(|i| u64::from(units[i]) * self.buckets[i].unit_bytes()).sum()
