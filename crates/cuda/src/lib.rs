@@ -6,4 +6,7 @@
 
 pub mod cubins;
 pub mod driver;
+pub mod loader;
 pub mod ops;
+pub mod pools;
+pub mod weights;

@@ -4,6 +4,7 @@
 //! Refuses a slice that does not fit, with both sizes.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::rc::Rc;
 
 use cudarc::driver::sys;
@@ -94,6 +95,15 @@ pub struct DeviceSlice<T: Element> {
     element: PhantomData<T>,
 }
 
+impl DeviceSlice<u8> {
+    /// The same bytes as numbers. Panics when they do not divide.
+    pub fn cast<T: Element>(&self) -> DeviceSlice<T> {
+        let size = size_of::<T>();
+        assert!(self.len.is_multiple_of(size) && self.address.is_multiple_of(size as u64), "{} bytes", self.len);
+        DeviceSlice { address: self.address, len: self.len / size, block: self.block.clone(), element: PhantomData }
+    }
+}
+
 impl<T: Element> DeviceSlice<T> {
     /// Its address on the GPU.
     pub fn address(&self) -> u64 {
@@ -115,6 +125,13 @@ impl<T: Element> DeviceSlice<T> {
         DeviceSlice { address: self.address, len: self.len, block: self.block.clone(), element: PhantomData }
     }
 
+    /// Some of its elements. Panics when they are not all there.
+    pub fn part(&self, range: Range<usize>) -> DeviceSlice<T> {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
+        let address = self.address + (range.start * size_of::<T>()) as u64;
+        DeviceSlice { address, len: range.len(), block: self.block.clone(), element: PhantomData }
+    }
+
     fn bytes(&self) -> usize {
         self.len * size_of::<T>()
     }
@@ -127,6 +144,33 @@ impl<T: Element> DeviceSlice<T> {
         let result = unsafe { sys::cuMemcpyHtoDAsync_v2(self.address, source, bytes, stream.handle) };
         check("cuMemcpyHtoD", result, || format!("{} bytes", self.bytes()))?;
         stream.synchronize()
+    }
+
+    /// Copies the start of `from` here without waiting. `from` must not change before `stream` has come so far.
+    pub fn write_pinned(&self, stream: &Stream, from: &Pinned) -> Result<(), DriverError> {
+        let bytes = self.bytes();
+        assert!(bytes <= from.len, "{bytes} bytes from {}", from.len);
+        // SAFETY: both sides have that many bytes; pinned memory is not freed before the stream is done with it, because
+        // whoever holds both waits for the stream first.
+        let result = unsafe { sys::cuMemcpyHtoDAsync_v2(self.address, from.address.cast(), bytes, stream.handle) };
+        check("cuMemcpyHtoD", result, || format!("{bytes} pinned bytes"))
+    }
+
+    /// Copies all of it to the start of `to` without waiting; it is there when `stream` has come so far.
+    pub fn read_pinned(&self, stream: &Stream, to: &mut Pinned) -> Result<(), DriverError> {
+        let bytes = self.bytes();
+        assert!(bytes <= to.len, "{bytes} bytes to {}", to.len);
+        // SAFETY: as above.
+        let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to.address.cast(), self.address, bytes, stream.handle) };
+        check("cuMemcpyDtoH", result, || format!("{bytes} pinned bytes"))
+    }
+
+    /// Copies `from`, of the same length, here.
+    pub fn copy_from(&self, stream: &Stream, from: &DeviceSlice<T>) -> Result<(), DriverError> {
+        assert!(from.len == self.len, "{} elements for {}", from.len, self.len);
+        // SAFETY: both sides have that many bytes; the caller's units do not overlap.
+        let result = unsafe { sys::cuMemcpyDtoDAsync_v2(self.address, from.address, self.bytes(), stream.handle) };
+        check("cuMemcpyDtoD", result, || format!("{} bytes", self.bytes()))
     }
 
     /// Copies all of it to the host and waits.

@@ -1,0 +1,10 @@
+// architectures: 90a 100a
+// Changes of the block tables: data[writes[i].x] = writes[i].y. Places are distinct. One thread per change.
+#include <stdint.h>
+
+extern "C" __global__ void write_tables(unsigned* __restrict__ data, const uint2* __restrict__ writes, unsigned count) {
+    const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) {
+        data[writes[i].x] = writes[i].y;
+    }
+}
