@@ -4,9 +4,11 @@
 //! Kernels are compiled when this crate is built, one cubin per file and architecture; there is no code for other GPUs,
 //! so a GPU that they do not fit is refused with its name.
 
+pub mod batch;
 pub mod cubins;
 pub mod driver;
 pub mod loader;
 pub mod ops;
 pub mod pools;
+pub mod source;
 pub mod weights;

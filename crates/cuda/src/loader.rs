@@ -1,15 +1,14 @@
 //! Tensors of a checkpoint on the GPU, in the forms that kernels read: rows of several tensors one after the other, block
 //! scales as floats, vectors as floats.
 //!
-//! Assumes a checked [`Checkpoint`] and an arena of at least [`bytes`]. Refuses routed experts that are not fp4, with what
+//! Assumes an arena of at least [`bytes`]. Refuses routed experts that are not fp4, with what
 //! to do.
 
-use longwave_model::checkpoint::Tensor;
-use longwave_model::formats::ue8m0;
-use longwave_model::tensors::{self, DType};
-use longwave_model::{Checkpoint, ModelConfig};
+use longwave_model::ModelConfig;
+use longwave_model::tensors::{self, DType, Place};
 
 use crate::driver::{Arena, DeviceSlice, DriverError, Stream};
+use crate::source::Source;
 
 /// A bf16 matrix `[rows, cols]`.
 pub struct Plain {
@@ -48,7 +47,7 @@ pub struct Packed {
 /// Where tensors come from and where they go.
 pub struct Loader<'a> {
     /// Tensors.
-    pub checkpoint: &'a Checkpoint,
+    pub source: &'a Source<'a>,
     /// Copies run on it.
     pub stream: &'a Stream,
     /// Room.
@@ -63,25 +62,19 @@ pub fn bytes(config: &ModelConfig) -> u64 {
         let widens = spec.shape.len() == 1 || spec.name.ends_with(".scale") && !spec.name.contains(".experts.");
         spec.bytes() * if widens { 4 } else { 1 } + 256
     };
-    tensors::all(config).iter().map(|(_, spec)| one(spec)).sum()
+    tensors::all(config).iter().filter(|(place, _)| !matches!(place, Place::Draft(_))).map(|(_, spec)| one(spec)).sum()
 }
 
 impl Loader<'_> {
-    fn tensor(&mut self, name: &str) -> Tensor {
-        let tensor = self.checkpoint.tensor(name);
-        (self.progress)(tensor.bytes().len() as u64);
-        tensor
-    }
-
     /// Bytes of tensors, one after the other.
     fn stacked(&mut self, names: &[String]) -> Result<DeviceSlice<u8>, DriverError> {
-        let tensors: Vec<Tensor> = names.iter().map(|name| self.tensor(name)).collect();
-        let to = self.arena.slice(tensors.iter().map(|t| t.bytes().len()).sum())?;
+        let to = self.arena.slice(names.iter().map(|name| self.source.bytes(name)).sum())?;
         let mut at = 0;
-        for tensor in &tensors {
-            let bytes = tensor.bytes();
-            to.part(at..at + bytes.len()).write(self.stream, bytes)?;
-            at += bytes.len();
+        for name in names {
+            let bytes = self.source.bytes(name);
+            self.source.copy(name, &to.part(at..at + bytes), self.stream)?;
+            (self.progress)(bytes as u64);
+            at += bytes;
         }
         Ok(to)
     }
@@ -95,13 +88,14 @@ impl Loader<'_> {
 
     /// A vector or matrix of f32 or bf16, widened.
     pub fn vector(&mut self, name: &str) -> Result<DeviceSlice<f32>, DriverError> {
-        let values = self.tensor(name).to_f32();
-        self.floats(&values)
+        (self.progress)(self.source.bytes(name) as u64);
+        self.floats(&self.source.floats(name))
     }
 
     /// A table of int64, as u32.
     pub fn table(&mut self, name: &str) -> Result<DeviceSlice<u32>, DriverError> {
-        let values: Vec<u32> = self.tensor(name).to_i64().into_iter().map(|v| v as u32).collect();
+        (self.progress)(self.source.bytes(name) as u64);
+        let values = self.source.table(name);
         let to = self.arena.slice(values.len())?;
         to.write(self.stream, &values)?;
         Ok(to)
@@ -112,7 +106,7 @@ impl Loader<'_> {
         let names: Vec<String> = names.iter().map(|name| format!("{name}.weight")).collect();
         let (mut rows, mut cols) = (0, 0);
         for name in &names {
-            let shape = self.checkpoint.tensor(name).shape;
+            let shape = self.source.shape(name);
             (rows, cols) = (rows + shape[0] as u32, shape[1] as u32);
         }
         let bytes = self.stacked(&names)?;
@@ -123,13 +117,9 @@ impl Loader<'_> {
     pub fn scaled(&mut self, names: &[&str]) -> Result<Scaled, DriverError> {
         let (mut rows, mut cols, mut scales) = (0, 0, Vec::new());
         for name in names {
-            let shape = self.checkpoint.tensor(&format!("{name}.weight")).shape;
+            let shape = self.source.shape(&format!("{name}.weight"));
             (rows, cols) = (rows + shape[0] as u32, shape[1] as u32);
-            let tensor = self.tensor(&format!("{name}.scale"));
-            match tensor.dtype {
-                DType::F8E8M0 => scales.extend(tensor.bytes().iter().map(|&byte| ue8m0::value(byte))),
-                _ => scales.extend(tensor.to_f32()),
-            }
+            scales.extend(self.source.block_scales(&format!("{name}.scale")));
         }
         let weights: Vec<String> = names.iter().map(|name| format!("{name}.weight")).collect();
         Ok(Scaled { codes: self.stacked(&weights)?, scales: self.floats(&scales)?, rows, cols })
@@ -142,16 +132,16 @@ impl Loader<'_> {
             (0..experts).flat_map(one).collect()
         };
         let (weights, scales) = (of("weight"), of("scale"));
-        let first = self.checkpoint.tensor(&weights[0]);
-        if first.dtype != DType::I8 {
+        let (dtype, shape) = (self.source.dtype(&weights[0]), self.source.shape(&weights[0]));
+        if dtype != DType::I8 {
             return Err(DriverError {
                 call: "loading experts",
-                what: format!("{} is {}", weights[0], first.dtype.name()),
+                what: format!("{} is {}", weights[0], dtype.name()),
                 name: "the CUDA backend reads fp4 experts; use the released checkpoint and not the Base one, or --backend cpu".into(),
             });
         }
-        let rows = (first.shape[0] * names.len()) as u32;
-        let cols = 2 * first.shape[1] as u32;
+        let rows = (shape[0] * names.len()) as u32;
+        let cols = 2 * shape[1] as u32;
         Ok(Packed { codes: self.stacked(&weights)?, scales: self.stacked(&scales)?, rows, cols })
     }
 }

@@ -26,6 +26,54 @@ pub fn bytes(layout: &CacheLayout, units: [u32; 3], seats: u32, context: u32) ->
     layout.bytes(units) + tables + 4 * 256
 }
 
+/// Where the tables of each group begin among all of them, and the blocks of one seat.
+fn places(layout: &CacheLayout, seats: u32, context: u32) -> Vec<(u32, u32)> {
+    let mut next = 0;
+    let group = |blocks: u32| {
+        let first = next;
+        next += seats * blocks;
+        (first, blocks)
+    };
+    layout.groups.iter().map(|g| context.div_ceil(g.block_tokens)).map(group).collect()
+}
+
+/// Turns the table changes of steps into places among all tables.
+pub struct Changes {
+    groups: Vec<(u32, u32)>,
+}
+
+impl Changes {
+    /// For pools of the same layout, seats and context.
+    pub fn new(layout: &CacheLayout, seats: u32, context: u32) -> Changes {
+        Changes { groups: places(layout, seats, context) }
+    }
+
+    /// The changes that a step makes, as (place, block) with distinct places. `before` are the tables before the step is
+    /// applied: windows of a seat that is given to another sequence go. What a wrong step names is left out.
+    pub fn of(&self, step: &Step, layout: &CacheLayout, before: &SeatTables) -> Vec<[u32; 2]> {
+        let mut out = Vec::new();
+        for seq in &step.seqs {
+            let place = |group: usize, index: u32| {
+                let &(first, blocks) = self.groups.get(group)?;
+                (index < blocks).then(|| first + seq.seat.0 * blocks + index)
+            };
+            if seq.fresh && before.has(seq.seat) {
+                for group in layout.sliding() {
+                    let old = before.table(seq.seat, group).sparse().iter();
+                    out.extend(old.filter_map(|&(index, _)| Some([place(group, index)?, UNMAPPED])));
+                }
+            }
+            let writes = step.writes_of(seq).iter();
+            out.extend(writes.filter_map(|w| Some([place(w.group as usize, w.index)?, w.block.0])));
+        }
+        // Of several changes of one place the last stays: the sort is stable, and of equal places the first is kept.
+        out.reverse();
+        out.sort_by_key(|change| change[0]);
+        out.dedup_by_key(|change| change[0]);
+        out
+    }
+}
+
 impl Pools {
     /// Takes the memory; all tables are empty.
     pub fn new(
@@ -38,12 +86,8 @@ impl Pools {
     ) -> Result<Pools, DriverError> {
         let mut pool = |b: usize| arena.slice(units[b] as usize * layout.buckets[b].unit_bytes() as usize);
         let data = [pool(0)?, pool(1)?, pool(2)?];
-        let (mut groups, mut len) = (Vec::new(), 0);
-        for group in &layout.groups {
-            let blocks = context.div_ceil(group.block_tokens);
-            groups.push((len, blocks));
-            len += seats * blocks;
-        }
+        let groups = places(&layout, seats, context);
+        let len = groups.last().map_or(0, |(first, blocks)| first + seats * blocks);
         let tables: DeviceSlice<u32> = arena.slice(len as usize)?;
         tables.fill(stream, 0xff)?;
         Ok(Pools { layout, data, tables, groups })
@@ -76,29 +120,6 @@ impl Pools {
             table_len,
             shift: rows.ilog2(),
         })
-    }
-
-    /// The changes that a step makes, as (place, block) with distinct places. `before` are the tables before the step is
-    /// applied: windows of a seat that is given to another sequence go.
-    pub fn changes(&self, step: &Step, before: &SeatTables, out: &mut Vec<[u32; 2]>) {
-        out.clear();
-        for seq in &step.seqs {
-            let place = |group: usize, index: u32| {
-                let (first, blocks) = self.groups[group];
-                first + seq.seat.0 * blocks + index
-            };
-            if seq.fresh {
-                for group in self.layout.sliding() {
-                    let old = before.table(seq.seat, group).sparse();
-                    out.extend(old.iter().map(|&(index, _)| [place(group, index), UNMAPPED]));
-                }
-            }
-            out.extend(step.writes_of(seq).iter().map(|w| [place(w.group as usize, w.index), w.block.0]));
-        }
-        // Of several changes of one place the last stays: the sort is stable, and of equal places the first is kept.
-        out.reverse();
-        out.sort_by_key(|change| change[0]);
-        out.dedup_by_key(|change| change[0]);
     }
 
     fn unit(&self, bucket: usize, block: BlockId) -> DeviceSlice<u8> {

@@ -70,6 +70,11 @@ impl SeatTables {
         Ok(())
     }
 
+    /// Whether there is such a seat.
+    pub fn has(&self, seat: Seat) -> bool {
+        (seat.0 as usize) < self.seats.len()
+    }
+
     /// Table of `group` at `seat`.
     pub fn table(&self, seat: Seat, group: usize) -> &Table {
         &self.seats[seat.0 as usize][group]
