@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use longwave_cpu::backend::{CpuBackend, CpuOptions};
 use longwave_cpu::forward::Model;
 use longwave_cpu::numerics::Profile;
+use longwave_cuda::backend::{CudaBackend, CudaOptions, Load};
 use longwave_engine::engine::EngineOptions;
 use longwave_engine::handle::{self, EngineHandle};
 use longwave_engine::tier::TierOptions;
@@ -173,9 +174,6 @@ pub struct Loaded {
 
 /// Opens the checkpoint of `args`.
 pub fn checkpoint(args: &ModelArgs) -> Result<Checkpoint> {
-    if args.backend == BackendName::Cuda {
-        bail!("this build has no CUDA backend yet; use --backend cpu");
-    }
     match &args.model {
         None => Checkpoint::embedded(tiny::NAME, tiny::CONFIG, tiny::SHARD).context("the embedded model"),
         Some(folder) => {
@@ -216,24 +214,9 @@ pub fn open(args: &ModelArgs, tiers: TierOptions) -> Result<Loaded> {
     let formats = CacheFormats { main: args.kv_cache_dtype, index: args.index_cache_dtype };
     // Checkpoints with the DSpark drafter are the retrained ones; the tiny model never saw an effort text either.
     let efforts = if checkpoint.config.dspark.is_some() { EffortTable::July } else { EffortTable::April };
-    let model = Model::new(&checkpoint, args.numerics, formats);
-    let options = cpu_options(args, &checkpoint, formats)?;
     tiers::check_sizes(&tiers, &longwave_model::CacheLayout::new(&checkpoint.config, formats))?;
-    let summary = format!(
-        "{} ({}), {} on {} threads, cache {} main and {} index, {} for it{}",
-        name,
-        checkpoint.config.describe(),
-        longwave_cpu::simd::level().name(),
-        std::thread::available_parallelism().map_or(1, |n| n.get()),
-        formats.main.name(),
-        formats.index.name(),
-        units::show_bytes(options.cache_bytes),
-        if options.drafts > 0 { format!(", {} drafts per step", options.drafts) } else { String::new() },
-    );
-    let backend = CpuBackend::new(model, options)?;
-    let summary = format!("{summary}, {} of scratch at most", units::show_bytes(backend.scratch_bytes().0));
     let engine_options = EngineOptions {
-        drafts: options.drafts,
+        drafts: args.drafts(),
         prefix_cache: !args.no_enable_prefix_caching,
         checkpoint_interval: args.checkpoint_interval,
         spill_bytes: args.swap_space.unwrap_or(args.spill_memory),
@@ -241,8 +224,72 @@ pub fn open(args: &ModelArgs, tiers: TierOptions) -> Result<Loaded> {
         tiers,
         ..EngineOptions::default()
     };
-    let engine = handle::open(backend, engine_options)?;
+    let described = checkpoint.config.describe();
+    let (engine, device) = match on_gpu(args)? {
+        true => {
+            let options = cuda_options(args, &checkpoint, formats)?;
+            let backend = CudaBackend::open(Load::Checkpoint(checkpoint), options, upload_bar())?;
+            let device = backend.summary().to_owned();
+            (handle::open(backend, engine_options)?, device)
+        }
+        false => {
+            let options = cpu_options(args, &checkpoint, formats)?;
+            let backend = CpuBackend::new(Model::new(&checkpoint, args.numerics, formats), options)?;
+            let device = format!(
+                "{} on {} threads: {} for the cache, {} of scratch at most",
+                longwave_cpu::simd::level().name(),
+                std::thread::available_parallelism().map_or(1, |n| n.get()),
+                units::show_bytes(options.cache_bytes),
+                units::show_bytes(backend.scratch_bytes().0),
+            );
+            (handle::open(backend, engine_options)?, device)
+        }
+    };
+    let summary = format!(
+        "{name} ({described}), cache {} main and {} index{}; {device}",
+        formats.main.name(),
+        formats.index.name(),
+        if args.drafts() > 0 { format!(", {} drafts per step", args.drafts()) } else { String::new() },
+    );
     Ok(Loaded { engine, tokenizer, name, efforts, sampling: sampling_defaults(args.model.as_deref())?, summary })
+}
+
+/// Whether the model of `args` runs on a GPU. `auto` takes one when there is one, kernels were compiled and nothing was
+/// asked for that only the CPU has.
+pub fn on_gpu(args: &ModelArgs) -> Result<bool> {
+    match args.backend {
+        BackendName::Cpu => Ok(false),
+        BackendName::Auto => {
+            let plain = args.drafts() == 0 && args.numerics == Profile::Serving;
+            Ok(plain && !longwave_cuda::cubins::CUBINS.is_empty() && longwave_cuda::driver::probe().is_ok())
+        }
+        BackendName::Cuda if args.drafts() > 0 => {
+            bail!("the CUDA backend does not draft yet; leave --num-speculative-tokens out, or use --backend cpu")
+        }
+        BackendName::Cuda if args.numerics != Profile::Serving => {
+            bail!("the CUDA backend rounds as serving does; leave --numerics out, or use --backend cpu")
+        }
+        BackendName::Cuda => Ok(true),
+    }
+}
+
+/// Sizes of the CUDA backend; without a size for the cache it takes what the GPU has left.
+fn cuda_options(args: &ModelArgs, ckpt: &Checkpoint, formats: CacheFormats) -> Result<CudaOptions> {
+    Ok(CudaOptions {
+        gpu: 0,
+        seats: args.max_num_seqs,
+        step_tokens: args.max_num_batched_tokens,
+        context: context(args, ckpt)?,
+        cache_bytes: args.kv_cache_memory_bytes,
+        formats,
+    })
+}
+
+/// A progress bar of the bytes that have come to the GPU.
+fn upload_bar() -> impl FnMut(u64) + Send + 'static {
+    let bar = ProgressBar::new_spinner();
+    bar.set_style(ProgressStyle::with_template("To the GPU {bytes} {elapsed}").expect("a constant template"));
+    move |bytes| bar.inc(bytes)
 }
 
 /// Opens a checkpoint folder with a progress bar on the terminal.
@@ -258,14 +305,19 @@ pub fn open_folder(folder: &Path) -> Result<Checkpoint> {
     Ok(checkpoint?)
 }
 
-/// Sizes of the backend: the cache holds what the requests can use, but not more than a part of the memory.
-fn cpu_options(args: &ModelArgs, ckpt: &Checkpoint, formats: CacheFormats) -> Result<CpuOptions> {
+/// The largest context that is served.
+fn context(args: &ModelArgs, ckpt: &Checkpoint) -> Result<u32> {
     let own = ckpt.config.max_position_embeddings;
-    let context = match args.max_model_len {
+    match args.max_model_len {
         Some(n) if n == 0 || n > own => bail!("--max-model-len {n} must be between 1 and {own}, the model's context"),
-        Some(n) => n,
-        None => own,
-    };
+        Some(n) => Ok(n),
+        None => Ok(own),
+    }
+}
+
+/// Sizes of the CPU backend: the cache holds what the requests can use, but not more than a part of the memory.
+fn cpu_options(args: &ModelArgs, ckpt: &Checkpoint, formats: CacheFormats) -> Result<CpuOptions> {
+    let context = context(args, ckpt)?;
     let layout = longwave_model::CacheLayout::new(&ckpt.config, formats);
     let blocks = u64::from(context.div_ceil(longwave_model::geometry::LOGICAL_BLOCK));
     let one = layout.bytes(layout.long_lived_units()) * blocks + 2 * layout.bytes(layout.sliding_units(args.drafts()));

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail};
 use longwave_cpu::backend::{CpuBackend, CpuOptions};
 use longwave_cpu::forward::Model;
 use longwave_cpu::simd::{self, Level};
+use longwave_cuda::backend::{CudaBackend, CudaOptions, Load};
 use longwave_engine::forced::ForcedDrafts;
 use longwave_engine::proof::{self, Answer, Comparison};
 use longwave_engine::request::Request;
@@ -69,6 +70,7 @@ pub fn run(args: Args) -> Result<()> {
     let (count, longest, outputs) =
         if args.thorough { (args.requests.max(48), 3000, 96) } else { (args.requests, 700, 24) };
     let checkpoint = load::checkpoint(&args.model)?;
+    let gpu = load::on_gpu(&args.model)?;
     let vocab = checkpoint.config.vocab_size as u32;
     let requests = proof::workload(args.seed, usize::from(count), longest, outputs, 16.min(vocab - 1), vocab);
     let prompt_tokens: usize = requests.iter().map(|r| r.prompt.len()).sum();
@@ -87,16 +89,16 @@ pub fn run(args: Args) -> Result<()> {
         rows.push(row);
         Ok(())
     };
-    let plain = serve(&args.model, &checkpoint, &PLAIN, &requests, &[])?;
+    let plain = serve(&args.model, &checkpoint, &PLAIN, &requests, &[], gpu)?;
     report("plain", &plain.answers, &plain, started)?;
     let (long, began) = (behind_a_triangle(&args, &checkpoint, &requests), Instant::now());
-    let plain_long = serve(&args.model, &checkpoint, &PLAIN, &long, &[])?;
+    let plain_long = serve(&args.model, &checkpoint, &PLAIN, &long, &[], gpu)?;
     report("plain, behind one long text", &plain_long.answers, &plain_long, began)?;
-    let drafter = checkpoint.config.num_nextn_predict_layers > 0;
-    for way in ways().into_iter().filter(|w| drafter || !w.needs_drafter()) {
+    let drafter = !gpu && checkpoint.config.num_nextn_predict_layers > 0;
+    for way in ways().into_iter().filter(|w| (drafter || !w.needs_drafter()) && !(gpu && w.is_of_cpu())) {
         let began = Instant::now();
         let (requests, plain) = if way.forget { (&long, &plain_long.answers) } else { (&requests, &plain.answers) };
-        let served = serve(&args.model, &checkpoint, &way, requests, plain)?;
+        let served = serve(&args.model, &checkpoint, &way, requests, plain, gpu)?;
         report(way.name, plain, &served, began)?;
     }
     let equal = rows.iter().all(|r| r.comparison.is_equal());
@@ -145,6 +147,7 @@ fn serve(
     way: &Way,
     requests: &[Request],
     plain: &[Answer],
+    gpu: bool,
 ) -> Result<Served> {
     simd::set_level(way.level);
     let folder = TemporaryFolder::new()?;
@@ -169,28 +172,40 @@ fn serve(
             },
             ..EngineOptions::default()
         };
-        let backend = || -> Result<CpuBackend> {
-            let model = Model::new(checkpoint, args.numerics, formats);
-            let small = way.small_cache || way.tier == Tier::Host;
-            let options = CpuOptions {
-                seats: way.seats.max(1),
-                step_tokens: way.step_tokens,
-                context: 8192,
-                cache_bytes: if small { least(&model, requests, way.seats) } else { 1 << 30 },
-                drafts: if way.forced.is_some() && !drafter { 0 } else { way.drafts },
-            };
-            Ok(CpuBackend::new(model, options)?)
-        };
-        match way.forced {
-            Some(forced) => {
-                let wrapped = || Ok(ForcedDrafts::new(backend()?, forced, way.drafts, requests, plain));
-                serve_on(wrapped, &engine_options, way, requests)
-            }
-            None => serve_on(backend, &engine_options, way, requests),
+        let small = way.small_cache || way.tier == Tier::Host;
+        let layout = CacheLayout::new(&checkpoint.config, formats);
+        let cache_bytes = if small { least(&layout, requests, way.seats) } else { 1 << 30 };
+        let (seats, step_tokens, context) = (way.seats.max(1), way.step_tokens, 8192);
+        if gpu {
+            let options =
+                CudaOptions { gpu: 0, seats, step_tokens, context, cache_bytes: Some(cache_bytes), formats };
+            let open = || Ok(CudaBackend::open(Load::Checkpoint(checkpoint.clone()), options, |_| ())?);
+            return serve_drafted(open, &engine_options, way, requests, plain);
         }
+        let drafts = if way.forced.is_some() && !drafter { 0 } else { way.drafts };
+        let options = CpuOptions { seats, step_tokens, context, cache_bytes, drafts };
+        let open = || Ok(CpuBackend::new(Model::new(checkpoint, args.numerics, formats), options)?);
+        serve_drafted(open, &engine_options, way, requests, plain)
     });
     simd::set_level(Level::Avx512);
     served
+}
+
+/// The way with its drafts: forced ones, or the backend's own.
+fn serve_drafted<B: Backend>(
+    open: impl Fn() -> Result<B>,
+    options: &EngineOptions,
+    way: &Way,
+    requests: &[Request],
+    plain: &[Answer],
+) -> Result<Served> {
+    match way.forced {
+        Some(forced) => {
+            let wrapped = || Ok(ForcedDrafts::new(open()?, forced, way.drafts, requests, plain));
+            serve_on(wrapped, options, way, requests)
+        }
+        None => serve_on(open, options, way, requests),
+    }
 }
 
 /// The way itself, over backends from `open`.
@@ -235,8 +250,7 @@ fn longest(requests: &[Request]) -> usize {
 }
 
 /// Bytes of a cache that holds the long-lived blocks of the longest request and hardly more, and windows for all seats.
-fn least(model: &Model, requests: &[Request], seats: u32) -> u64 {
-    let layout = CacheLayout::new(&model.config, model.formats);
+fn least(layout: &CacheLayout, requests: &[Request], seats: u32) -> u64 {
     let outputs = requests.iter().map(|r| r.max_tokens as usize).max().unwrap_or(0);
     let blocks = (longest(requests) + outputs).div_ceil(LOGICAL_BLOCK as usize) as u64;
     layout.bytes(layout.sliding_units(0).map(|u| 2 * u * seats))

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use longwave_engine::step::{Replay, Token};
-use longwave_model::{CacheFormats, Checkpoint, ModelConfig};
+use longwave_model::{CacheFormats, Checkpoint, ModelConfig, digest};
 use rayon::prelude::*;
 
 use crate::cache::{Cache, SeqTables};
@@ -19,7 +19,7 @@ use crate::ops::rope::Frequencies;
 use crate::replay::{self, Kept};
 use crate::scratch::{Buffer, Scratch};
 use crate::weights::{Block, Mixer, Weights};
-use crate::{attention, fingerprint, moe};
+use crate::{attention, moe};
 
 /// A model ready to compute.
 pub struct Model {
@@ -104,7 +104,7 @@ impl Model {
             profile,
             formats,
             weights: Weights::new(ckpt),
-            weights_digest: fingerprint::weights(ckpt),
+            weights_digest: digest::weights(ckpt),
             freq_main: Frequencies::main(&ckpt.config),
             freq_compressed: Frequencies::compressed(&ckpt.config),
             scratch: Scratch::default(),

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use longwave_engine::step::{Backend, BackendError, BlockCopy, BlockId, Limits, Step, StepResult, Ticket};
 use longwave_engine::step_check;
 use longwave_engine::tables::SeatTables;
-use longwave_model::{CacheFormats, CacheLayout, Checkpoint};
+use longwave_model::{CacheFormats, CacheLayout, Checkpoint, ModelConfig};
 use thiserror::Error;
 
 use crate::driver::{DriverError, Gpu, Missing, probe};
@@ -110,10 +110,18 @@ pub struct CudaBackend {
     thread: Option<JoinHandle<()>>,
 }
 
+/// What a backend computes with.
+pub enum Load {
+    /// Tensors of a checkpoint.
+    Checkpoint(Checkpoint),
+    /// Random weights of these shapes (`--load-format dummy`).
+    Dummy(ModelConfig),
+}
+
 impl CudaBackend {
-    /// Opens GPU `options.gpu` with `checkpoint`; `progress` gets the bytes loaded so far.
+    /// Opens GPU `options.gpu` with `load`; `progress` gets the bytes of each tensor that is there.
     pub fn open(
-        checkpoint: Checkpoint,
+        load: Load,
         options: CudaOptions,
         mut progress: impl FnMut(u64) + Send + 'static,
     ) -> Result<CudaBackend, OpenError> {
@@ -128,7 +136,7 @@ impl CudaBackend {
         let (replies, answers) = channel();
         let (opened, opening) = channel();
         let thread = std::thread::Builder::new().name(format!("gpu{}", options.gpu)).spawn(move || {
-            let worker = match Worker::open(&checkpoint, &gpu, options, &mut progress) {
+            let worker = match Worker::open(&load, &gpu, options, &mut progress) {
                 Ok((worker, facts)) => {
                     let _ = opened.send(Ok(facts));
                     worker
@@ -136,7 +144,7 @@ impl CudaBackend {
                 Err(error) => return drop(opened.send(Err(error))),
             };
             // All tensors are on the GPU.
-            drop(checkpoint);
+            drop(load);
             worker.run(&orders, &replies);
         });
         let thread = thread.map_err(|_| OpenError::Thread)?;

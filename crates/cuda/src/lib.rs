@@ -7,8 +7,10 @@
 pub mod batch;
 pub mod cubins;
 pub mod driver;
+pub mod lists;
 pub mod loader;
 pub mod ops;
 pub mod pools;
+pub mod scratch;
 pub mod source;
 pub mod weights;

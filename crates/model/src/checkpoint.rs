@@ -142,7 +142,8 @@ pub struct Shard {
     pub tensors: usize,
 }
 
-/// A checked checkpoint.
+/// A checked checkpoint. Clones share the mapped files.
+#[derive(Clone)]
 pub struct Checkpoint {
     /// Its configuration.
     pub config: ModelConfig,

@@ -5,6 +5,7 @@
 
 pub mod checkpoint;
 pub mod config;
+pub mod digest;
 pub mod formats;
 pub mod geometry;
 pub mod inventory;

@@ -154,4 +154,9 @@ impl Way {
     pub fn needs_drafter(&self) -> bool {
         self.drafts > 0 && self.forced.is_none()
     }
+
+    /// Whether it is about threads or instruction sets.
+    pub fn is_of_cpu(&self) -> bool {
+        self.threads > 0 || self.level != PLAIN.level
+    }
 }

@@ -54,6 +54,11 @@ impl Arena {
         Ok(Arena { block: Rc::new(Block { address, bytes, context: context.clone() }), used: 0 })
     }
 
+    /// An arena without memory, to learn how much something takes. Its slices are never used.
+    pub fn counting(context: &Context) -> Arena {
+        Arena { block: Rc::new(Block { address: 0, bytes: u64::MAX / 2, context: context.clone() }), used: 0 }
+    }
+
     /// Cuts off room for `len` elements.
     pub fn slice<T: Element>(&mut self, len: usize) -> Result<DeviceSlice<T>, DriverError> {
         let bytes = (len * size_of::<T>()) as u64;
@@ -80,6 +85,9 @@ impl Arena {
 
 impl Drop for Block {
     fn drop(&mut self) {
+        if self.address == 0 {
+            return;
+        }
         let _ = self.context.synchronize();
         // SAFETY: allocated once above; nothing runs and no slice is left.
         let _ = unsafe { sys::cuMemFree_v2(self.address) };

@@ -1,0 +1,142 @@
+//! Buffers of a step, taken once: their sizes follow from the model and the largest step and never from the context.
+//!
+//! A buffer has one use in a layer. What a step does not fill keeps old bits, which nothing reads.
+
+use longwave_model::{CacheLayout, ModelConfig};
+
+use crate::driver::{Arena, DeviceSlice, DriverError};
+
+/// Sizes of one step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepSizes {
+    /// Tokens.
+    pub tokens: usize,
+    /// Sequences.
+    pub seats: usize,
+    /// Rows whose logits are computed at once.
+    pub heads: usize,
+}
+
+/// Codes e4m3 `[T, n]` with a float scale per 128 of them.
+pub struct Codes {
+    /// Codes.
+    pub codes: DeviceSlice<u8>,
+    /// Scales `[T, n / 128]`.
+    pub scales: DeviceSlice<f32>,
+}
+
+/// All buffers; `T` tokens, `P` pairs of a token and one of its experts.
+pub struct Scratch {
+    /// Residual streams, bf16 `[T, 4, D]`.
+    pub streams: DeviceSlice<u16>,
+    /// Partial products of a mixing site, float `[T, 4D / 512, 32]`.
+    pub partial: DeviceSlice<f32>,
+    /// Mix of a site, `[T, 20]`.
+    pub mix: DeviceSlice<f32>,
+    /// A sublayer's input, bf16 `[T, D]`.
+    pub normed: DeviceSlice<u16>,
+    /// The same quantised.
+    pub input: Codes,
+    /// `wq_a` and `wkv` products, float `[T, ql + 512]`.
+    pub q_kv: DeviceSlice<f32>,
+    /// Low-rank queries, `[T, ql]`.
+    pub q_low: Codes,
+    /// `wq_b` products, float `[T, H * 512]`.
+    pub q_wide: DeviceSlice<f32>,
+    /// Queries, bf16 `[T, H, 512]`.
+    pub q: DeviceSlice<u16>,
+    /// Attention output after the inverse rotation, `[T, H * 512]`.
+    pub o: Codes,
+    /// `wo_a` products, float `[T, G * ol]`.
+    pub o_low_wide: DeviceSlice<f32>,
+    /// The same quantised.
+    pub o_low: Codes,
+    /// A sublayer's product before rounding, float `[T, D]`.
+    pub product: DeviceSlice<f32>,
+    /// A sublayer's output, bf16 `[T, D]`.
+    pub output: DeviceSlice<u16>,
+    /// Compressor products, float `[T, 2048]`.
+    pub compressed: DeviceSlice<f32>,
+    /// Index compressor products, float `[T, 512]`.
+    pub index_compressed: DeviceSlice<f32>,
+    /// Index query products, float `[T, Hi * 128]`.
+    pub index_wide: DeviceSlice<f32>,
+    /// Index head weights, float `[T, Hi]`.
+    pub index_weights: DeviceSlice<f32>,
+    /// Picked entries, `[T, topk]`.
+    pub picks: DeviceSlice<u32>,
+    /// How many, `[T]`.
+    pub pick_counts: DeviceSlice<u32>,
+    /// Router logits, float `[T, E]`.
+    pub router: DeviceSlice<f32>,
+    /// Chosen experts `[T, k]`.
+    pub experts: DeviceSlice<u32>,
+    /// Their weights.
+    pub expert_weights: DeviceSlice<f32>,
+    /// Gate and up products, float `[P, 2I]`.
+    pub gate_up: DeviceSlice<f32>,
+    /// Activations, `[P, I]`.
+    pub activated: Codes,
+    /// Down products, float `[P, D]`.
+    pub down: DeviceSlice<f32>,
+    /// The shared expert's, `[T, 2I]`, `[T, I]`, `[T, D]`.
+    pub shared_gate_up: DeviceSlice<f32>,
+    /// See `shared_gate_up`.
+    pub shared_activated: Codes,
+    /// See `shared_gate_up`.
+    pub shared_down: DeviceSlice<f32>,
+    /// Inputs of the head, bf16 `[heads, D]`.
+    pub head_input: DeviceSlice<u16>,
+    /// Logits, float `[heads, V]`.
+    pub logits: DeviceSlice<f32>,
+    /// Window rows of a step whose rows are mostly not kept: pages of 64.
+    pub local_pages: DeviceSlice<u8>,
+}
+
+/// Pages of window rows that a step may need: its own rows, and a window and two cut pages for each sequence.
+pub fn local_pages(sizes: StepSizes) -> usize {
+    sizes.tokens / 64 + 4 * sizes.seats.min(sizes.tokens)
+}
+
+/// Takes all buffers from `arena`.
+pub fn take(arena: &mut Arena, c: &ModelConfig, layout: &CacheLayout, sizes: StepSizes) -> Result<Scratch, DriverError> {
+    let (t, d, heads) = (sizes.tokens, c.hidden_size, c.num_attention_heads * c.head_dim);
+    let (low, pairs, inner) = (c.o_groups * c.o_lora_rank, t * c.num_experts_per_tok, c.moe_intermediate_size);
+    let mut codes = |arena: &mut Arena, rows: usize, n: usize| -> Result<Codes, DriverError> {
+        Ok(Codes { codes: arena.slice(rows * n)?, scales: arena.slice(rows * n.div_ceil(128))? })
+    };
+    Ok(Scratch {
+        streams: arena.slice(t * 4 * d)?,
+        partial: arena.slice(t * (4 * d).div_ceil(512) * 32)?,
+        mix: arena.slice(t * 20)?,
+        normed: arena.slice(t * d)?,
+        input: codes(arena, t, d)?,
+        q_kv: arena.slice(t * (c.q_lora_rank + 512))?,
+        q_low: codes(arena, t, c.q_lora_rank)?,
+        q_wide: arena.slice(t * heads)?,
+        q: arena.slice(t * heads)?,
+        o: codes(arena, t, heads)?,
+        o_low_wide: arena.slice(t * low)?,
+        o_low: codes(arena, t, low)?,
+        product: arena.slice(t * d)?,
+        output: arena.slice(t * d)?,
+        compressed: arena.slice(t * 2048)?,
+        index_compressed: arena.slice(t * 512)?,
+        index_wide: arena.slice(t * c.index_n_heads * 128)?,
+        index_weights: arena.slice(t * c.index_n_heads)?,
+        picks: arena.slice(t * c.index_topk)?,
+        pick_counts: arena.slice(t)?,
+        router: arena.slice(t * c.n_routed_experts)?,
+        experts: arena.slice(pairs)?,
+        expert_weights: arena.slice(pairs)?,
+        gate_up: arena.slice(pairs * 2 * inner)?,
+        activated: codes(arena, pairs, inner)?,
+        down: arena.slice(pairs * d)?,
+        shared_gate_up: arena.slice(t * 2 * inner)?,
+        shared_activated: codes(arena, t, inner)?,
+        shared_down: arena.slice(t * d)?,
+        head_input: arena.slice(sizes.heads * d)?,
+        logits: arena.slice(sizes.heads * c.vocab_size)?,
+        local_pages: arena.slice(local_pages(sizes) * 64 * layout.formats.main.row_bytes() as usize)?,
+    })
+}
