@@ -223,7 +223,8 @@ def sessions(address, model, count, seconds, leave, seed=1, words=48):
 def leavers(server, args):
     sessions(server.address, MODEL, args.sessions, WARM_S, 0.2, seed=2)
     began = time.monotonic()
-    outcomes, _ = sessions(server.address, MODEL, args.sessions, args.seconds, 0.2)
+    # Three times as long: a third must be long enough to see the largest mix of prompts, to which buffers grow once.
+    outcomes, _ = sessions(server.address, MODEL, args.sessions, 3 * args.seconds, 0.2)
     whole, left = outcomes.pop("whole", 0), outcomes.pop("left", 0)
     check("leavers: others get whole streams", not outcomes and whole > 0, f"{whole} whole, {left} left, {outcomes or 'nothing else'}")
     settled(server, "leavers", began)
