@@ -177,8 +177,7 @@ fn serve(
         let cache_bytes = if small { least(&layout, requests, way.seats) } else { 1 << 30 };
         let (seats, step_tokens, context) = (way.seats.max(1), way.step_tokens, 8192);
         if gpu {
-            let options =
-                CudaOptions { gpu: 0, seats, step_tokens, context, cache_bytes: Some(cache_bytes), formats };
+            let options = CudaOptions { gpu: 0, seats, step_tokens, context, cache_bytes: Some(cache_bytes), formats };
             let open = || Ok(CudaBackend::open(Load::Checkpoint(checkpoint.clone()), options, |_| ())?);
             return serve_drafted(open, &engine_options, way, requests, plain);
         }

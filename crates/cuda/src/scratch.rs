@@ -99,7 +99,12 @@ pub fn local_pages(sizes: StepSizes) -> usize {
 }
 
 /// Takes all buffers from `arena`.
-pub fn take(arena: &mut Arena, c: &ModelConfig, layout: &CacheLayout, sizes: StepSizes) -> Result<Scratch, DriverError> {
+pub fn take(
+    arena: &mut Arena,
+    c: &ModelConfig,
+    layout: &CacheLayout,
+    sizes: StepSizes,
+) -> Result<Scratch, DriverError> {
     let (t, d, heads) = (sizes.tokens, c.hidden_size, c.num_attention_heads * c.head_dim);
     let (low, pairs, inner) = (c.o_groups * c.o_lora_rank, t * c.num_experts_per_tok, c.moe_intermediate_size);
     let mut codes = |arena: &mut Arena, rows: usize, n: usize| -> Result<Codes, DriverError> {

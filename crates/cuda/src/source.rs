@@ -5,10 +5,10 @@
 
 use std::collections::HashMap;
 
+use longwave_model::ModelConfig;
 use longwave_model::checkpoint::Checkpoint;
 use longwave_model::formats::ue8m0;
 use longwave_model::tensors::{self, DType, TensorSpec};
-use longwave_model::ModelConfig;
 
 use crate::driver::{Argument, Context, DeviceSlice, DriverError, Grid, Kernel, Module, Stream};
 
@@ -98,8 +98,7 @@ impl Source<'_> {
             _ => (u32::MAX, 0),
         };
         let words = (to.len() / 4) as u64;
-        let arguments =
-            [Argument::from(to), Argument::U64(words), Argument::U64(seed(name)), kept.into(), set.into()];
+        let arguments = [Argument::from(to), Argument::U64(words), Argument::U64(seed(name)), kept.into(), set.into()];
         stream.launch(&dummy.kernel, Grid::new(2048.min(words.div_ceil(256).max(1) as u32), 256), &arguments)
     }
 
@@ -147,7 +146,9 @@ impl Source<'_> {
             }
             Source::Dummy(dummy) => {
                 let (shape, experts) = (&dummy.spec(name).shape, dummy.experts);
-                let row = |token: usize| (0..shape[1]).map(move |j| ((token * 7919 + j * (experts / shape[1])) % experts) as u32);
+                let row = |token: usize| {
+                    (0..shape[1]).map(move |j| ((token * 7919 + j * (experts / shape[1])) % experts) as u32)
+                };
                 (0..shape[0]).flat_map(row).collect()
             }
         }

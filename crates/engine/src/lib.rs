@@ -4,6 +4,7 @@
 //! but the records of its `tier` module, knows no async runtime and no CUDA type; it builds and tests in seconds. Computing is a [`step::Backend`].
 
 pub mod constraint;
+pub mod counts;
 pub mod engine;
 pub mod forced;
 pub mod handle;

@@ -31,13 +31,7 @@ pub fn apply(step: &Step, layout: &CacheLayout, limits: &Limits, tables: &mut Se
 }
 
 /// Refuses what would read or write outside the tables. Called after the writes of the sequence were applied.
-fn check(
-    step: &Step,
-    seq: &SeqStep,
-    layout: &CacheLayout,
-    limits: &Limits,
-    tables: &SeatTables,
-) -> Result<(), String> {
+fn check(step: &Step, seq: &SeqStep, layout: &CacheLayout, limits: &Limits, tables: &SeatTables) -> Result<(), String> {
     if let Some(history) = step.history_of(seq)
         && (history.len() != seq.start as usize || history.iter().any(|&t| t >= limits.vocab))
     {

@@ -11,6 +11,7 @@ pub mod geometry;
 pub mod inventory;
 pub mod memory;
 pub mod presets;
+pub mod rope;
 pub mod tensors;
 
 mod config_json;

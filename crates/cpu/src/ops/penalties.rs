@@ -4,34 +4,12 @@
 //! divided by it, others multiplied), then frequency times occurrences and presence over the answer alone. Assumes
 //! penalties that were checked; tokens that cannot be chosen (minus infinity) stay so.
 
-use std::collections::BTreeMap;
-
-use longwave_engine::step::{Sampling, Token};
-
-/// Tokens of one sequence so far.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Occurrences in the answer; a token of the prompt alone has none.
-    tokens: BTreeMap<Token, u32>,
-}
-
-impl Counts {
-    /// Forgets everything.
-    pub fn clear(&mut self) {
-        self.tokens.clear();
-    }
-
-    /// Counts `tokens`, the first of them at `position`; those before `answer_from` are the prompt's.
-    pub fn add(&mut self, tokens: &[Token], position: u32, answer_from: u32) {
-        for (at, &token) in (position..).zip(tokens) {
-            *self.tokens.entry(token).or_default() += u32::from(at >= answer_from);
-        }
-    }
-}
+pub use longwave_engine::counts::Counts;
+use longwave_engine::step::Sampling;
 
 /// Lowers logits `[vocab]` in place.
 pub fn apply(logits: &mut [f32], how: &Sampling, counts: &Counts) {
-    for (&token, &times) in &counts.tokens {
+    for (token, times) in counts.iter() {
         let logit = &mut logits[token as usize];
         if how.repetition_penalty != 1.0 {
             *logit = if *logit > 0.0 { *logit / how.repetition_penalty } else { *logit * how.repetition_penalty };
