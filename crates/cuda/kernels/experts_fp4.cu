@@ -1,7 +1,7 @@
 // architectures: 90a 100a
 // y = W_e x for a few rows per expert (decode): W e2m1, packed [experts, rows, cols / 2] in the order of `repack` below,
 // with one ue8m0 scale per 32 columns [experts, rows, cols / 32]; x e4m3 [inputs, cols] with a float scale per 128
-// columns. A group is up to eight rows of one expert: {expert, first pair, pairs}; pair p reads input inputs[p] and
+// columns. A group is none or up to eight rows of one expert: {expert, first pair, pairs}; pair p reads input inputs[p] and
 // writes y [pairs, rows] float. experts_fp4.md has floor, design and measured steps.
 //
 // SPLIT warps share sixteen weight rows and take column blocks in turn; sums have one order, so a pair's result has the
@@ -48,6 +48,9 @@ __device__ __forceinline__ void experts(const uint8_t* __restrict__ w, const uin
                                         float* __restrict__ y, unsigned rows, unsigned cols) {
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     const unsigned expert = groups[3 * blockIdx.y], pair = groups[3 * blockIdx.y + 1], pairs = groups[3 * blockIdx.y + 2];
+    if (pairs == 0) {
+        return;
+    }
     const unsigned blocks = cols / BLOCK, part_of_row = warp % SPLIT;
     const unsigned wanted = (blockIdx.x * (WARPS / SPLIT) + warp / SPLIT) * ROWS;
     const unsigned first = min(wanted, rows - ROWS);

@@ -3,7 +3,7 @@
 //   mhc_dots   partial products of the 24 rows of fn with a token's streams, and of their squares
 //   mhc_pre    the mix (Sinkhorn), the sublayer's input, its RMS norm, and that as e4m3 with a scale per 128
 //   mhc_post   the streams after the sublayer, in place
-// Sums have one order whatever the number of tokens. width % 1024 == 0 and width <= 8192.
+// Sums have one order whatever the number of tokens. width % 128 == 0 and width <= 8192.
 #include <stdint.h>
 
 #include "common/bf16.cuh"
@@ -102,10 +102,9 @@ mhc_pre(const uint32_t* __restrict__ streams, const float* __restrict__ partial,
     const float w[4] = {pre[0], pre[1], pre[2], pre[3]};
     const uint2* rows = reinterpret_cast<const uint2*>(streams + size_t(token) * 2 * width);
     float squares = 0.f;
-    const unsigned rounds = width / 1024;
 #pragma unroll
     for (unsigned q = 0; q < 8; q++) {
-        if (q < rounds) {
+        if (q * 256 + threadIdx.x < width / 4) {
             float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
             for (int s = 0; s < 4; s++) {
@@ -121,7 +120,7 @@ mhc_pre(const uint32_t* __restrict__ streams, const float* __restrict__ partial,
     const float factor = rsqrtf(longwave::block_sum(squares) / float(width) + norm_eps);
 #pragma unroll
     for (unsigned q = 0; q < 8; q++) {
-        if (q < rounds) {
+        if (q * 256 + threadIdx.x < width / 4) {
             const unsigned at = q * 256 + threadIdx.x;
             const float4 g = __ldg(reinterpret_cast<const float4*>(weight) + at);
             const float y0 = longwave::round_bf16(h[q].x * factor * g.x), y1 = longwave::round_bf16(h[q].y * factor * g.y);
@@ -145,10 +144,13 @@ mhc_pre(const uint32_t* __restrict__ streams, const float* __restrict__ partial,
     }
 }
 
-// Grid (width / 1024, tokens), 256 threads. y bf16 [tokens, width], the sublayer's output.
+// Grid (width / 1024 rounded up, tokens), 256 threads. y bf16 [tokens, width], the sublayer's output.
 extern "C" __global__ void __launch_bounds__(256)
 mhc_post(uint32_t* __restrict__ streams, const uint32_t* __restrict__ y, const float* __restrict__ mix, unsigned width) {
     const unsigned token = blockIdx.y, at = blockIdx.x * 256 + threadIdx.x;
+    if (at >= width / 4) {
+        return;
+    }
     const float* m = mix + size_t(token) * 20;
     uint2* rows = reinterpret_cast<uint2*>(streams + size_t(token) * 2 * width);
     const uint2 v = reinterpret_cast<const uint2*>(y)[size_t(token) * (width / 4) + at];

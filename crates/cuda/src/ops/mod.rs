@@ -4,6 +4,11 @@
 //! or waits. Numbers follow the serving profile (model.md 0.3): what is bf16 or e4m3 there is so here. A row has the same
 //! bits whatever else is in its batch, in every kernel.
 
+pub mod ends;
+pub mod mhc;
+pub mod moe;
+pub mod quantise;
+
 use crate::driver::Argument;
 
 /// Where the rows of one layer and kind of cache are. A position's block is `position >> shift`; its page starts at
