@@ -107,7 +107,7 @@ pub fn take(
 ) -> Result<Scratch, DriverError> {
     let (t, d, heads) = (sizes.tokens, c.hidden_size, c.num_attention_heads * c.head_dim);
     let (low, pairs, inner) = (c.o_groups * c.o_lora_rank, t * c.num_experts_per_tok, c.moe_intermediate_size);
-    let mut codes = |arena: &mut Arena, rows: usize, n: usize| -> Result<Codes, DriverError> {
+    let codes = |arena: &mut Arena, rows: usize, n: usize| -> Result<Codes, DriverError> {
         Ok(Codes { codes: arena.slice(rows * n)?, scales: arena.slice(rows * n.div_ceil(128))? })
     };
     Ok(Scratch {

@@ -5,6 +5,7 @@
 //! bits whatever else is in its batch, in every kernel.
 
 pub mod ends;
+pub mod linear;
 pub mod mhc;
 pub mod moe;
 pub mod quantise;

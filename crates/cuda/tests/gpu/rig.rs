@@ -42,6 +42,13 @@ impl Rig {
         slice
     }
 
+    /// Room for `len` values, every byte the same.
+    pub fn filled<T: Element>(&mut self, len: usize, byte: u8) -> DeviceSlice<T> {
+        let slice: DeviceSlice<T> = self.arena.slice(len).unwrap();
+        slice.fill(&self.stream, byte).unwrap();
+        slice
+    }
+
     /// Median time of twelve replays, microseconds.
     pub fn median_us(&self, graph: &Graph) -> f64 {
         let (start, end) = (Event::new(&self.context).unwrap(), Event::new(&self.context).unwrap());

@@ -1,0 +1,26 @@
+// Copies from memory into shared memory that run beside the computation.
+#pragma once
+#include <stdint.h>
+
+namespace longwave {
+
+__device__ __forceinline__ void copy16(uint32_t shared, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void copy4(uint32_t shared, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(from) : "memory");
+}
+
+// Ends a group of copies of this thread.
+__device__ __forceinline__ void copy_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits until at most N of the latest groups are under way.
+template <int N>
+__device__ __forceinline__ void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+}  // namespace longwave

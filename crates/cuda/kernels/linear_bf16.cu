@@ -1,0 +1,215 @@
+// architectures: 90a 100a
+// y = W x: W bf16 [rows, cols], x bf16 [tokens, cols], y float [tokens, rows]; compressor projections, router, index weights
+// and the head. linear_bf16.md has floor and design.
+//
+// The columns of a row are cut into SPLIT parts (chosen by the shape): part p has the blocks of 128 columns p, p + SPLIT, ...
+// Within a part one tensor core sum runs through all of them, and parts are added in order. `few` gives a part to each of
+// SPLIT warps, `many` walks through them one after the other with the same products: a token has the same bits in both and
+// in any batch. Columns are permuted alike in both operands, so that a thread loads sixteen bytes. Needs cols % 128 == 0.
+#include <stdint.h>
+
+#include "common/cluster.cuh"
+#include "common/copy.cuh"
+#include "common/mma.cuh"
+
+namespace {
+
+constexpr int WARPS = 8, ROWS = 16, BLOCK = 128;
+
+// Two steps over 32 columns of which a thread has eight.
+__device__ __forceinline__ void multiply(float (&d)[4], uint4 low, uint4 high, uint4 x) {
+    const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
+    longwave::mma_bf16(d, first, x.x, x.y);
+    longwave::mma_bf16(d, second, x.z, x.w);
+}
+
+// TILES tiles of eight tokens.
+template <int TILES, int SPLIT>
+__device__ __forceinline__ void few(const uint16_t* __restrict__ w, const uint16_t* __restrict__ x, float* __restrict__ y,
+                                    unsigned rows, unsigned cols, unsigned tokens) {
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    const unsigned blocks = cols / BLOCK, part = warp % SPLIT;
+    const unsigned first = (blockIdx.x * (WARPS / SPLIT) + warp / SPLIT) * ROWS;
+    const uint16_t* low = w + size_t(min(first + g, rows - 1)) * cols + 8 * c;
+    const uint16_t* high = w + size_t(min(first + g + 8, rows - 1)) * cols + 8 * c;
+
+    float total[TILES][4] = {};
+    uint4 ahead[4][2];
+    const auto load = [&](unsigned b) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            ahead[j][0] = __ldcs(reinterpret_cast<const uint4*>(low + size_t(b) * BLOCK + j * 32));
+            ahead[j][1] = __ldcs(reinterpret_cast<const uint4*>(high + size_t(b) * BLOCK + j * 32));
+        }
+    };
+    if (part < blocks) {
+        load(part);
+    }
+    for (unsigned b = part; b < blocks; b += SPLIT) {
+        uint4 tile[4][2];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            tile[j][0] = ahead[j][0];
+            tile[j][1] = ahead[j][1];
+        }
+        if (b + SPLIT < blocks) {
+            load(b + SPLIT);
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+#pragma unroll
+            for (int n = 0; n < TILES; n++) {
+                const unsigned token = min(n * 8 + g, tokens - 1);
+                const uint4 v = __ldg(reinterpret_cast<const uint4*>(x + size_t(token) * cols + b * BLOCK + j * 32 + 8 * c));
+                multiply(total[n], tile[j][0], tile[j][1], v);
+            }
+        }
+    }
+
+    __shared__ float sums[WARPS][TILES * 8][ROWS + 1];
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            sums[warp][n * 8 + 2 * c + j][g] = total[n][j];
+            sums[warp][n * 8 + 2 * c + j][g + 8] = total[n][2 + j];
+        }
+    }
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < WARPS / SPLIT * TILES * 8 * ROWS; i += WARPS * 32) {
+        const unsigned row = i % ROWS, group = i / ROWS % (WARPS / SPLIT), token = i / ROWS / (WARPS / SPLIT);
+        const unsigned to = (blockIdx.x * (WARPS / SPLIT) + group) * ROWS + row;
+        if (token < tokens && to < rows) {
+            float sum = 0.f;
+#pragma unroll
+            for (int v = 0; v < SPLIT; v++) {
+                sum += sums[group * SPLIT + v][token][row];
+            }
+            y[size_t(token) * rows + to] = sum;
+        }
+    }
+}
+
+// A block has 128 rows and 64 tokens, a warp 32 and 32. Half column blocks (64 columns, 128 bytes) come into shared memory
+// three stages ahead, arranged as in linear_fp8.cu.
+constexpr int TILE = 128, TOKENS = 64, STAGES = 4, STAGE_BYTES = (TILE + TOKENS) * 128;
+
+template <int SPLIT>
+__device__ __forceinline__ void many(const uint16_t* __restrict__ w, const uint16_t* __restrict__ x, float* __restrict__ y,
+                                     unsigned rows, unsigned cols, unsigned tokens) {
+    extern __shared__ __align__(128) uint8_t staged[];
+    const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, c = lane % 4;
+    const unsigned blocks = cols / BLOCK, steps = 2 * blocks;
+    const unsigned first_row = blockIdx.x * TILE, first_token = blockIdx.y * TOKENS;
+    const auto load = [&](unsigned i) {
+        if (i < steps) {
+            unsigned at = i / 2, part = 0;
+            for (; part + 1 < SPLIT; part++) {
+                const unsigned own = (blocks - part + SPLIT - 1) / SPLIT;
+                if (at < own) {
+                    break;
+                }
+                at -= own;
+            }
+            const unsigned column = (part + at * SPLIT) * BLOCK + i % 2 * 64;
+            const uint32_t to = longwave::shared_address(staged + (i % STAGES) * STAGE_BYTES);
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                const unsigned r = n * 32 + thread / 8, piece = thread % 8, place = r * 128 + ((piece ^ (r % 2 * 4)) * 16);
+                longwave::copy16(to + place, w + size_t(min(first_row + r, rows - 1)) * cols + column + piece * 8);
+                if (n < 2) {
+                    longwave::copy16(to + TILE * 128 + place,
+                                     x + size_t(min(first_token + r, tokens - 1)) * cols + column + piece * 8);
+                }
+            }
+        }
+        longwave::copy_commit();
+    };
+
+    const unsigned row0 = warp / 2 * 32, token0 = warp % 2 * 32;
+    float sum[2][4][4] = {}, total[2][4][4] = {};
+    for (int i = 0; i < STAGES - 1; i++) {
+        load(i);
+    }
+    unsigned left = 2 * ((blocks + SPLIT - 1) / SPLIT), part = 0;
+    for (unsigned i = 0; i < steps; i++) {
+        longwave::copy_wait<STAGES - 2>();
+        __syncthreads();
+        load(i + STAGES - 1);
+        const uint8_t* const ws = staged + (i % STAGES) * STAGE_BYTES;
+        const uint8_t* const xs = ws + TILE * 128;
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            uint4 a[2][2], v[4];
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const unsigned r = row0 + m * 16 + h * 8 + g;
+                    a[m][h] = *reinterpret_cast<const uint4*>(ws + r * 128 + (((j * 4 + c) ^ (r % 2 * 4)) * 16));
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                const unsigned r = token0 + n * 8 + g;
+                v[n] = *reinterpret_cast<const uint4*>(xs + r * 128 + (((j * 4 + c) ^ (r % 2 * 4)) * 16));
+#pragma unroll
+                for (int m = 0; m < 2; m++) {
+                    multiply(total[m][n], a[m][0], a[m][1], v[n]);
+                }
+            }
+        }
+        left--;
+        if (left == 0) {
+            part++;
+            left = part < SPLIT && part < blocks ? 2 * ((blocks - part + SPLIT - 1) / SPLIT) : 0;
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+#pragma unroll
+                    for (int k = 0; k < 4; k++) {
+                        sum[m][n][k] += total[m][n][k];
+                        total[m][n][k] = 0.f;
+                    }
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const unsigned row = first_row + row0 + m * 16 + g + k / 2 * 8;
+                const unsigned token = first_token + token0 + n * 8 + 2 * c + k % 2;
+                if (row < rows && token < tokens) {
+                    y[size_t(token) * rows + row] = sum[m][n][k];
+                }
+            }
+        }
+    }
+}
+
+}  // namespace
+
+#define PARAMETERS const uint16_t *w, const uint16_t *x, float *y, unsigned rows, unsigned cols, unsigned tokens
+#define FEW(tiles, split, blocks)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, blocks) linear_bf16_##tiles##_##split(PARAMETERS) {         \
+        few<tiles, split>(w, x, y, rows, cols, tokens);                                                                  \
+    }
+#define MANY(split)                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) linear_bf16_many_##split(PARAMETERS) {                   \
+        many<split>(w, x, y, rows, cols, tokens);                                                                        \
+    }
+
+// At most 8, 16 and 32 tokens; from 2048 columns on, and fewer.
+FEW(1, 8, 2)
+FEW(1, 2, 2)
+FEW(2, 8, 2)
+FEW(2, 2, 2)
+FEW(4, 8, 1)
+FEW(4, 2, 1)
+MANY(8)
+MANY(2)
