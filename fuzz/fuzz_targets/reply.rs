@@ -5,7 +5,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use longwave_text::{Reply, ReplyCall, ReplyEnd, ReplyFinish, ReplyMessage, ReplyOptions, ReplyStart};
+use longwave_text::{Reply, ReplyCall, ReplyEnd, ReplyEvent, ReplyFinish, ReplyMessage, ReplyOptions, ReplyStart};
 
 fn read(options: &ReplyOptions, pieces: &[&str], end: ReplyEnd) -> (ReplyMessage, ReplyFinish) {
     let (mut reply, mut events) = (Reply::new(options.clone()), Vec::new());
@@ -15,6 +15,19 @@ fn read(options: &ReplyOptions, pieces: &[&str], end: ReplyEnd) -> (ReplyMessage
     let finish = reply.finish(end, &mut events);
     let mut said = ReplyMessage::default();
     said.add(&events);
+    let mut calls = 0;
+    for event in &events {
+        match event {
+            ReplyEvent::ToolCallStart { index, .. } => {
+                assert_eq!(*index, calls, "calls are counted");
+                calls += 1;
+            }
+            ReplyEvent::ToolCallArguments { index, .. } => {
+                assert_eq!(index + 1, calls, "arguments belong to the last call")
+            }
+            _ => {}
+        }
+    }
     (said, finish)
 }
 

@@ -7,8 +7,8 @@
 In turn, each only where its tool is given: 64 streaming sessions of aiperf on the tiny model; the same number of sessions of
 which 20 % close their connection at random; llama-benchy's reading of the stream; and the time that the server itself
 adds, measured with a scripted engine that answers at once. Every complete stream must end as it should, the server must be
-idle afterwards, and its memory must not grow from the second third to the last (the cache is filled before, and the allocator
-of each thread has seen the load for a while). Exits 1 otherwise. No time is judged: they are printed.
+idle afterwards, and its memory must not grow from the second third to the last (the cache is filled before; sessions that
+leave have gone on for two minutes). Exits 1 otherwise. No time is judged: they are printed.
 """
 import argparse
 import asyncio

@@ -96,6 +96,10 @@ impl ResponseStore {
         turn.chain_bytes += before.as_ref().map_or(0, |turn| turn.chain_bytes);
         // One long session must not push out all others; it can be read, and is continued by sending its items.
         let continues = turn.chain_bytes <= limit_bytes / 2;
+        if !continues {
+            let (id, bytes) = (&response["id"], turn.chain_bytes);
+            tracing::debug!("the session of {id} takes {bytes} bytes: too long to be continued by id");
+        }
         turn.before = before.filter(|_| continues);
         self.put(Kept { tenant, response: response.clone(), turn: Arc::new(turn), continues, stop: None }, limit_bytes);
     }
@@ -197,6 +201,23 @@ mod tests {
         // The earlier turn is part of the later one, also when it is forgotten by name.
         assert!(store.delete(1, "a") && store.get(1, "a").is_none());
         assert_eq!(store.history(1, "b").unwrap().0.len(), 4);
+    }
+
+    #[test]
+    fn a_session_beyond_half_of_the_bytes_is_kept_but_not_continued() {
+        let store = ResponseStore::default();
+        let text = "y".repeat(300);
+        store.keep(0, &response("a", &text), vec![json!(0)], None, 4000);
+        let before = store.history(0, "a").unwrap().1;
+        store.keep(0, &response("b", &text), vec![json!(1)], Some(before), 4000);
+        assert!(store.history(0, "b").is_none());
+        assert_eq!(
+            (store.get(0, "b").unwrap()["id"].clone(), store.input(0, "b").unwrap()),
+            (json!("b"), vec![json!(1)])
+        );
+        // What came before it is not held by it.
+        let both = store.held.load(Ordering::Relaxed);
+        assert!(store.delete(0, "a") && store.held.load(Ordering::Relaxed) <= both / 2 + 100);
     }
 
     #[test]

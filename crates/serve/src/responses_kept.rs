@@ -1,6 +1,7 @@
 //! The routes over kept responses: read, list the input, cancel, delete.
 //! One that is unknown, forgotten or another tenant's is a 404 that says how long responses are kept.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use axum::Json;
@@ -54,9 +55,11 @@ pub(crate) async fn input_items(
 ) -> Result<Json<Value>, ApiError> {
     let page = Page::read(query, 20, 100)?;
     let items = app.responses.input(caller.tenant, &id).ok_or_else(|| ApiError::no_response("response_id", &id))?;
+    let mut seen = HashSet::new();
     let named = |(index, mut item): (usize, Value)| {
         let made = format!("item_{}_{index}", id.trim_start_matches("resp_"));
-        let name = item["id"].as_str().map_or(made, str::to_owned);
+        // Pages go on behind a name, so it must be there once; clients choose names themselves.
+        let name = item["id"].as_str().filter(|name| seen.insert((*name).to_owned())).map_or(made, str::to_owned);
         if item.is_object() {
             item["id"] = name.as_str().into();
         }

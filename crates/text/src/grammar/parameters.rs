@@ -128,7 +128,7 @@ fn forms(schema: &Value, root: &Value, strict: bool, depth: usize) -> Forms {
     let kinds: Vec<&str> = match fields.get("type") {
         Some(Value::String(kind)) => vec![kind],
         Some(Value::Array(kinds)) => kinds.iter().filter_map(Value::as_str).collect(),
-        _ if strict => return Forms { text: vec![Text::Any], json: vec![exact(fields.clone(), root)] },
+        _ if strict => return Forms { text: vec![bounded(fields)], json: vec![exact(fields.clone(), root)] },
         _ => return Forms::all(),
     };
     let mut out = Forms::default();

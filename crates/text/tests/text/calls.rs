@@ -120,17 +120,22 @@ fn q10_strict_tools_are_held_to_the_letter_and_others_to_kinds() {
 
 #[test]
 fn q10_strings_of_strict_tools_are_held_to_their_format() {
-    let cases: [(&str, &[&str], &[&str]); 10] = [
+    let cases: [(&str, &[&str], &[&str]); 11] = [
         ("date", &["2026-02-29", "1999-12-31"], &["2026-02-30", "2026-04-31", "26-01-01", "2026-1-1"]),
         ("time", &["23:59:60Z", "00:00:00.5+02:00"], &["24:00:00Z", "12:00:00", "12:00Z"]),
         ("date-time", &["2026-11-30T06:48:35Z"], &["2026-11-30 06:48:35Z", "2026-11-30"]),
         ("duration", &["P1Y2M3D", "PT1H", "P3W", "P1DT12H"], &["P", "P1DT", "1D", "P1Y2W", "PT1D", "P1Y3D"]),
         ("uuid", &["2eb8aa08-aa98-11ea-b4aa-73b441d16380"], &["2eb8aa08aa9811eab4aa73b441d16380", "2eb8"]),
         ("hostname", &["a", "api.example.com"], &["-a", "a-.b", "a..b", ""]),
-        ("email", &["first.last@example.com"], &["@example.com", "a@", "a b@c", ".a@b"]),
+        ("email", &["first.last@example.com", "a@[127.0.0.1]"], &["@example.com", "a@", "a b@c", ".a@b"]),
         ("ipv4", &["0.0.0.0", "255.10.1.99"], &["256.0.0.1", "1.2.3", "01.2.3.4"]),
         ("ipv6", &["::", "::1", "fe80::a:b", "1:2:3:4:5:6:7:8", "1::"], &["1:2:3", "1::2::3", "12345::", ":1"]),
-        ("uri", &["https://example.com/a?b=%20#c", "urn:isbn:0451450523"], &["example.com", "http://a b", "x:%2"]),
+        (
+            "ipv6",
+            &["::ffff:192.0.2.1", "1:2:3:4:5:6:1.2.3.4", "64:ff9b::192.0.2.33", "::1.2.3.4", "1::5:6:1.2.3.4"],
+            &["::1.2.3", "1:2:3:4:5:6:7:1.2.3.4", "1.2.3.4", "::256.0.0.1", "1:2:3:4:5:6::1.2.3.4"],
+        ),
+        ("uri", &["https://example.com/a?b=%20#c", "about:", "urn:isbn:04"], &["example.com", "http://a b", "x:%2"]),
     ];
     let takes = |schema: &Value, strict: bool, text: &str| {
         let tool =
@@ -146,6 +151,8 @@ fn q10_strings_of_strict_tools_are_held_to_their_format() {
     let both = json!({"type": "string", "format": "date", "pattern": "^2026"});
     assert!(takes(&both, true, "2026-11-30") && !takes(&both, true, "2025-11-30") && !takes(&both, true, "2026"));
     assert!(takes(&json!({"type": "string", "format": "password"}), true, "any text"));
+    let untyped = json!({"format": "date"});
+    assert!(takes(&untyped, true, "2026-11-30") && !takes(&untyped, true, "today"));
 }
 
 #[test]
