@@ -7,8 +7,11 @@
 
 mod driver;
 mod experts;
+mod keys;
 mod linear;
 mod mhc;
 mod norm;
+mod paged;
 mod rig;
 mod roofs;
+mod rope;
