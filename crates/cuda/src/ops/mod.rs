@@ -4,6 +4,7 @@
 //! or waits. Numbers follow the serving profile (model.md 0.3): what is bf16 or e4m3 there is so here. A row has the same
 //! bits whatever else is in its batch, in every kernel.
 
+pub mod attend;
 pub mod keys;
 pub mod rope;
 

@@ -5,6 +5,7 @@
 // Test code may stop at the first surprise.
 #![allow(clippy::unwrap_used)]
 
+mod attend;
 mod driver;
 mod experts;
 mod keys;
