@@ -5,6 +5,7 @@
 //! bits whatever else is in its batch, in every kernel.
 
 pub mod attend;
+pub mod compress;
 pub mod keys;
 pub mod rope;
 

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod attend;
+mod compress;
 mod driver;
 mod experts;
 mod keys;
