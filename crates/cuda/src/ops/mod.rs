@@ -6,6 +6,7 @@
 
 pub mod attend;
 pub mod compress;
+pub mod index;
 pub mod keys;
 pub mod rope;
 
