@@ -1,21 +1,26 @@
 // architectures: 90a 100a
 // Attention of decode and verify steps (model.md 6.3, 6.6, 6.7): window rows, compressed entries and the sink in one
 // softmax, inverse rotation, result as bf16 or as e4m3 codes with a float scale per 128 channels. attend.md has floor,
-// design and steps.
+// design and steps. Prefill takes the same kernel, with the step's own rows in pages of their own.
 //
 // A cluster of eight blocks serves ROWS query rows: some tokens of one sequence times some heads. Tile t (64 entries at
 // absolute places) belongs to block t % 8; blocks are combined in order of their rank. So a row has the same bits in any
-// batch, beside any drafts and with any number of rows per block. Needs 16 | heads per block, ROWS = tokens x heads of a
-// block, entries per page a power of two; a list of picks only with one token per block. A job without tokens does nothing.
+// batch, beside any drafts and with any number of rows per block. ROWS = tokens x heads of a block; heads beyond the last
+// one are zeros and not stored. A list of picks only with one token per block. A job without tokens does nothing. Rows
+// whose page is not there count as zeros.
 #include <stdint.h>
 
 #include "common/bf16.cuh"
 #include "common/cluster.cuh"
 #include "common/fp8.cuh"
 #include "common/mma.cuh"
+#include "common/pages.cuh"
+#include "common/rows.cuh"
+#include "common/widen.cuh"
 
 namespace {
 
+using longwave::Pages;
 using longwave::shared_address;
 
 constexpr unsigned THREADS = 256, TILE = 64, PARTS = 8;
@@ -26,28 +31,9 @@ constexpr unsigned SCORE_BYTES = 272;
 constexpr float SCALE = 0.044194174f * 1.4426950409f;
 constexpr float LOG2E = 1.4426950409f;
 
-struct Pages {
-    const uint8_t* pool;
-    const unsigned* table;
-    unsigned long long page_bytes;
-    unsigned table_len, shift;
-};
-
 struct Job {
-    unsigned sequence, row, tokens, position, oldest, unused[3];
+    unsigned seat, row, tokens, position, oldest, unused[3];
 };
-
-// 0x1.mmm * 2^k of an e4m3 code times 2^-120, subnormals included, exact.
-__device__ __forceinline__ uint32_t spread(uint32_t codes, uint32_t selector) {
-    const uint32_t t = __byte_perm(codes, 0, selector);
-    return (t >> 4 & 0x07f007f0u) | (t & 0x80008000u);
-}
-
-__device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
-    uint32_t r;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-    return r;
-}
 
 struct Raw {
     uint4 data[9];
@@ -56,8 +42,8 @@ struct Raw {
 
 template <unsigned ROWS, bool FP8>
 __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const float* __restrict__ sinks,
-                                       const float* __restrict__ angles, const Job* __restrict__ jobs, Pages window,
-                                       Pages entries, const unsigned* __restrict__ picks, unsigned picks_len,
+                                       const float* __restrict__ angles, const Job* __restrict__ jobs, const Pages& window,
+                                       const Pages& entries, const unsigned* __restrict__ picks, unsigned picks_len,
                                        const unsigned* __restrict__ counts, uint16_t* __restrict__ out,
                                        uint8_t* __restrict__ codes, float* __restrict__ scales, unsigned heads,
                                        unsigned block_tokens, unsigned reach, unsigned ratio) {
@@ -89,14 +75,15 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
     // Four threads load a row.
     const unsigned load_row = thread / 4, part = thread % 4;
     const auto locate = [&](unsigned i, const uint8_t*& row_scales) -> const uint8_t* {
-        const bool of_window = i < w_tiles;
-        const Pages& p = of_window ? window : entries;
-        unsigned e;
-        if (of_window) {
+        unsigned e, shift;
+        const uint8_t* page;
+        if (i < w_tiles) {
             e = (w_first + i * PARTS) * TILE + load_row;
             if (e < oldest || e > last) {
                 return nullptr;
             }
+            page = window.page(job.seat, e);
+            shift = window.shift;
         } else {
             e = (rank + (i - w_tiles) * PARTS) * TILE + load_row;
             if (e >= count) {
@@ -105,11 +92,14 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
             if (picks) {
                 e = __ldg(picks + static_cast<size_t>(job.row) * picks_len + e);
             }
+            page = entries.page(job.seat, e);
+            shift = entries.shift;
         }
-        const unsigned block = __ldg(p.table + static_cast<size_t>(job.sequence) * p.table_len + (e >> p.shift));
-        const unsigned slot = e & ((1u << p.shift) - 1);
-        const uint8_t* page = p.pool + p.page_bytes * block;
-        row_scales = page + (576u << p.shift) + slot * 8;
+        if (!page) {
+            return nullptr;
+        }
+        const unsigned slot = e & ((1u << shift) - 1);
+        row_scales = page + (576u << shift) + slot * 8;
         return page + static_cast<size_t>(slot) * (FP8 ? 576 : 1024);
     };
     const auto load = [&](Raw& raw, unsigned i) {
@@ -142,8 +132,8 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
             uint32_t v[8];
 #pragma unroll
             for (int w = 0; w < 4; w++) {
-                v[2 * w] = times(times(spread(words[w], 0x1404), up), s);
-                v[2 * w + 1] = times(times(spread(words[w], 0x3424), up), s);
+                v[2 * w] = longwave::times_bf16(longwave::times_bf16(longwave::spread_e4m3(words[w], 0x1404), up), s);
+                v[2 * w + 1] = longwave::times_bf16(longwave::times_bf16(longwave::spread_e4m3(words[w], 0x3424), up), s);
             }
             *place(buffer, load_row, n * 8 + part * 2) = make_uint4(v[0], v[1], v[2], v[3]);
             *place(buffer, load_row, n * 8 + part * 2 + 1) = make_uint4(v[4], v[5], v[6], v[7]);
@@ -175,7 +165,7 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
     for (unsigned i = thread; i < ROWS * 64; i += THREADS) {
         const unsigned r = i / 64, chunk = i % 64, j = r / block_heads, head = first_head + r % block_heads;
         uint4 v = make_uint4(0, 0, 0, 0);
-        if (j < job.tokens) {
+        if (j < job.tokens && head < heads) {
             v = __ldg(reinterpret_cast<const uint4*>(q + (static_cast<size_t>(job.row + j) * heads + head) * 512) + chunk);
         }
         *place(queries, r, chunk) = v;
@@ -375,7 +365,7 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
     for (int u = 0; u < MT; u++) {
         const unsigned unit = warp * MT + u, r = rank * (ROWS / PARTS) + unit / 4, quarter = unit % 4;
         const unsigned j = r / block_heads, head = first_head + r % block_heads, col = quarter * 128 + lane * 4;
-        const float sink = __ldg(sinks + head) * LOG2E;
+        const float sink = __ldg(sinks + min(head, heads - 1)) * LOG2E;
         float maxima[PARTS], top = sink;
 #pragma unroll
         for (unsigned b = 0; b < PARTS; b++) {
@@ -398,15 +388,10 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
         const float inverse = 1.f / denominator;
         o = make_float4(longwave::round_bf16(o.x * inverse), longwave::round_bf16(o.y * inverse),
                         longwave::round_bf16(o.z * inverse), longwave::round_bf16(o.w * inverse));
-        if (j < job.tokens) {
+        if (j < job.tokens && head < heads) {
             const unsigned token = job.row + j;
             if (col >= 448) {
-                const unsigned pair = (col - 448) / 2;
-                const float* of_token = angles + static_cast<size_t>(token) * 64;
-                const float2 cs = __ldg(reinterpret_cast<const float2*>(of_token + pair));
-                const float2 sn = __ldg(reinterpret_cast<const float2*>(of_token + 32 + pair));
-                o = make_float4(longwave::round_bf16(o.x * cs.x + o.y * sn.x), longwave::round_bf16(o.y * cs.x - o.x * sn.x),
-                                longwave::round_bf16(o.z * cs.y + o.w * sn.y), longwave::round_bf16(o.w * cs.y - o.z * sn.y));
+                o = longwave::round_bf16(longwave::turn<true>(o, angles + static_cast<size_t>(token) * 64, (col - 448) / 2));
             }
             const size_t at = (static_cast<size_t>(token) * heads + head) * 512 + col;
             if (out) {
@@ -434,9 +419,9 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
 
 #define ENTRY(name, rows, fp8)                                                                                           \
     extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                             \
-        name(const uint16_t* q, const float* sinks, const float* angles, const Job* jobs, const uint8_t* window_pool,    \
+        name(const uint16_t* q, const float* sinks, const float* angles, const Job* jobs, uint8_t* window_pool,          \
              const unsigned* window_table, unsigned long long window_bytes, unsigned window_len, unsigned window_shift,  \
-             const uint8_t* entry_pool, const unsigned* entry_table, unsigned long long entry_bytes, unsigned entry_len, \
+             uint8_t* entry_pool, const unsigned* entry_table, unsigned long long entry_bytes, unsigned entry_len, \
              unsigned entry_shift, const unsigned* picks, unsigned picks_len, const unsigned* counts, uint16_t* out,     \
              uint8_t* codes, float* scales, unsigned heads, unsigned block_tokens, unsigned reach, unsigned ratio) {     \
         const Pages window = {window_pool, window_table, window_bytes, window_len, window_shift};                        \

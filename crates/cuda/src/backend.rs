@@ -34,7 +34,7 @@ pub struct CudaOptions {
 }
 
 /// Why a backend cannot be opened.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Debug, Clone, PartialEq, Error)]
 pub enum OpenError {
     /// No GPU can be used.
     #[error(transparent)]

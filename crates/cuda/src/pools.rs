@@ -6,7 +6,7 @@
 use longwave_engine::step::{BlockCopy, BlockId, Step};
 use longwave_engine::tables::SeatTables;
 use longwave_model::CacheLayout;
-use longwave_model::geometry::{CacheKind, Retention};
+use longwave_model::geometry::{CacheKind, Retention, WINDOW_BLOCK};
 
 use crate::driver::{Arena, DeviceSlice, DriverError, Stream};
 use crate::ops::{Pages, UNMAPPED};
@@ -15,37 +15,79 @@ use crate::ops::{Pages, UNMAPPED};
 pub struct Pools {
     layout: CacheLayout,
     data: [DeviceSlice<u8>; 3],
+    /// Window rows of a step: pages like those of the window groups, but only for the time of the step.
+    local: DeviceSlice<u8>,
     tables: DeviceSlice<u32>,
-    /// Per group: where its tables begin, and blocks of one seat.
+    places: Places,
+}
+
+/// Sizes of pools and tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolSizes {
+    /// Units of each pool.
+    pub units: [u32; 3],
+    /// Seats.
+    pub seats: u32,
+    /// Largest context.
+    pub context: u32,
+    /// Tokens of the largest step.
+    pub step_tokens: u32,
+}
+
+/// Pages of window rows that a step needs at most: its own rows, and a window and cut pages for each sequence.
+fn local_pages(sizes: &PoolSizes) -> u32 {
+    sizes.step_tokens / WINDOW_BLOCK + 4 * sizes.seats.min(sizes.step_tokens)
+}
+
+/// Bytes of one page of window rows of a step.
+fn local_page_bytes(layout: &CacheLayout) -> u32 {
+    WINDOW_BLOCK * layout.formats.main.row_bytes()
+}
+
+/// Bytes of the arena that pools and tables take.
+pub fn bytes(layout: &CacheLayout, sizes: &PoolSizes) -> u64 {
+    let tables = 4 * u64::from(Places::new(layout, sizes.seats, sizes.context).len);
+    let local = u64::from(local_pages(sizes)) * u64::from(local_page_bytes(layout));
+    layout.bytes(sizes.units) + tables + local + 5 * 256
+}
+
+/// Where tables are among all of them, in words.
+#[derive(Debug, Clone)]
+struct Places {
+    /// Of each group: its first table, and blocks of one seat.
     groups: Vec<(u32, u32)>,
+    /// Tables of the step's own window pages: the first, and blocks of one seat.
+    local: (u32, u32),
+    /// As many blocks as any table has, none of which is there.
+    hidden: u32,
+    /// All words.
+    len: u32,
 }
 
-/// Bytes of the arena that pools of `units` and the tables of `seats` seats take.
-pub fn bytes(layout: &CacheLayout, units: [u32; 3], seats: u32, context: u32) -> u64 {
-    let tables: u64 = layout.groups.iter().map(|g| 4 * u64::from(seats * context.div_ceil(g.block_tokens))).sum();
-    layout.bytes(units) + tables + 4 * 256
-}
-
-/// Where the tables of each group begin among all of them, and the blocks of one seat.
-fn places(layout: &CacheLayout, seats: u32, context: u32) -> Vec<(u32, u32)> {
-    let mut next = 0;
-    let group = |blocks: u32| {
-        let first = next;
-        next += seats * blocks;
-        (first, blocks)
-    };
-    layout.groups.iter().map(|g| context.div_ceil(g.block_tokens)).map(group).collect()
+impl Places {
+    fn new(layout: &CacheLayout, seats: u32, context: u32) -> Places {
+        let mut next = 0;
+        let mut tables = |block_tokens: u32| {
+            let (first, blocks) = (next, context.div_ceil(block_tokens));
+            next += seats * blocks;
+            (first, blocks)
+        };
+        let groups: Vec<(u32, u32)> = layout.groups.iter().map(|g| tables(g.block_tokens)).collect();
+        let local = tables(WINDOW_BLOCK);
+        let longest = groups.iter().map(|group| group.1).max().unwrap_or(0);
+        Places { groups, local, hidden: next, len: next + longest }
+    }
 }
 
 /// Turns the table changes of steps into places among all tables.
 pub struct Changes {
-    groups: Vec<(u32, u32)>,
+    places: Places,
 }
 
 impl Changes {
     /// For pools of the same layout, seats and context.
     pub fn new(layout: &CacheLayout, seats: u32, context: u32) -> Changes {
-        Changes { groups: places(layout, seats, context) }
+        Changes { places: Places::new(layout, seats, context) }
     }
 
     /// The changes that a step makes, as (place, block) with distinct places. `before` are the tables before the step is
@@ -54,7 +96,7 @@ impl Changes {
         let mut out = Vec::new();
         for seq in &step.seqs {
             let place = |group: usize, index: u32| {
-                let &(first, blocks) = self.groups.get(group)?;
+                let &(first, blocks) = self.places.groups.get(group)?;
                 (index < blocks).then(|| first + seq.seat.0 * blocks + index)
             };
             if seq.fresh && before.has(seq.seat) {
@@ -80,17 +122,51 @@ impl Pools {
         arena: &mut Arena,
         stream: &Stream,
         layout: CacheLayout,
-        units: [u32; 3],
-        seats: u32,
-        context: u32,
+        sizes: &PoolSizes,
     ) -> Result<Pools, DriverError> {
-        let mut pool = |b: usize| arena.slice(units[b] as usize * layout.buckets[b].unit_bytes() as usize);
+        let mut pool = |b: usize| arena.slice(sizes.units[b] as usize * layout.buckets[b].unit_bytes() as usize);
         let data = [pool(0)?, pool(1)?, pool(2)?];
-        let groups = places(&layout, seats, context);
-        let len = groups.last().map_or(0, |(first, blocks)| first + seats * blocks);
-        let tables: DeviceSlice<u32> = arena.slice(len as usize)?;
+        let local = arena.slice((local_pages(sizes) * local_page_bytes(&layout)) as usize)?;
+        let places = Places::new(&layout, sizes.seats, sizes.context);
+        let tables: DeviceSlice<u32> = arena.slice(places.len as usize)?;
         tables.fill(stream, 0xff)?;
-        Ok(Pools { layout, data, tables, groups })
+        Ok(Pools { layout, data, local, tables, places })
+    }
+
+    /// Window rows of a step.
+    pub fn local(&self) -> Pages {
+        Pages {
+            pool: self.local.address(),
+            table: self.tables.address() + 4 * u64::from(self.places.local.0),
+            unit_bytes: u64::from(local_page_bytes(&self.layout)),
+            table_len: self.places.local.1,
+            shift: WINDOW_BLOCK.ilog2(),
+        }
+    }
+
+    /// Gives the sequences of a step their own window pages: (seat, first position, end). Every page that their queries
+    /// see is set anew.
+    pub fn give_local(&self, sequences: impl Iterator<Item = (u32, u32, u32)>, changes: &mut Vec<[u32; 2]>) {
+        let (first, blocks) = self.places.local;
+        let mut page = 0;
+        for (seat, start, end) in sequences {
+            let from = start.saturating_sub(self.layout.reach()) / WINDOW_BLOCK;
+            for block in from..end.div_ceil(WINDOW_BLOCK) {
+                changes.push([first + seat * blocks + block, page]);
+                page += 1;
+            }
+        }
+    }
+
+    /// Entries that are nowhere, for every seat.
+    pub fn hidden(&self) -> Pages {
+        Pages {
+            pool: 0,
+            table: self.tables.address() + 4 * u64::from(self.places.hidden),
+            unit_bytes: 0,
+            table_len: 0,
+            shift: 0,
+        }
     }
 
     /// The layout.
@@ -112,7 +188,7 @@ impl Pools {
             Retention::LongLived { ratio } => spec.block_tokens / ratio,
             Retention::SlidingWindow { .. } => spec.block_tokens,
         };
-        let (first, table_len) = self.groups[group];
+        let (first, table_len) = self.places.groups[group];
         Some(Pages {
             pool: self.data[spec.bucket as usize].address() + page as u64 * u64::from(bucket.page_bytes),
             table: self.tables.address() + 4 * u64::from(first),

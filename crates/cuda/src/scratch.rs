@@ -2,9 +2,11 @@
 //!
 //! A buffer has one use in a layer. What a step does not fill keeps old bits, which nothing reads.
 
-use longwave_model::{CacheLayout, ModelConfig};
+use longwave_model::ModelConfig;
 
 use crate::driver::{Arena, DeviceSlice, DriverError};
+use crate::ops::moe::Pairs;
+use crate::ops::{index, mhc};
 
 /// Sizes of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +29,9 @@ pub struct Codes {
 
 /// All buffers; `T` tokens, `P` pairs of a token and one of its experts.
 pub struct Scratch {
+    /// Cosines and sines `[T, 64]`: of window layers, of compressed ones, and of the first position of each row's group of 4
+    /// and of 128.
+    pub angles: [DeviceSlice<f32>; 4],
     /// Residual streams, bf16 `[T, 4, D]`.
     pub streams: DeviceSlice<u16>,
     /// Partial products of a mixing site, float `[T, 4D / 512, 32]`.
@@ -61,8 +66,14 @@ pub struct Scratch {
     pub index_compressed: DeviceSlice<f32>,
     /// Index query products, float `[T, Hi * 128]`.
     pub index_wide: DeviceSlice<f32>,
-    /// Index head weights, float `[T, Hi]`.
+    /// Index queries on the grid of the keys, bf16 `[T, Hi, 128]`.
+    pub index_queries: DeviceSlice<u16>,
+    /// Products of the index head weights, float `[T, Hi]`.
+    pub index_gates: DeviceSlice<f32>,
+    /// The weights, float `[T, Hi]`.
     pub index_weights: DeviceSlice<f32>,
+    /// Candidates of the selection.
+    pub candidates: DeviceSlice<u8>,
     /// Picked entries, `[T, topk]`.
     pub picks: DeviceSlice<u32>,
     /// How many, `[T]`.
@@ -73,6 +84,8 @@ pub struct Scratch {
     pub experts: DeviceSlice<u32>,
     /// Their weights.
     pub expert_weights: DeviceSlice<f32>,
+    /// Pairs in the order of experts.
+    pub pairs: Pairs,
     /// Gate and up products, float `[P, 2I]`.
     pub gate_up: DeviceSlice<f32>,
     /// Activations, `[P, I]`.
@@ -89,30 +102,19 @@ pub struct Scratch {
     pub head_input: DeviceSlice<u16>,
     /// Logits, float `[heads, V]`.
     pub logits: DeviceSlice<f32>,
-    /// Window rows of a step whose rows are mostly not kept: pages of 64.
-    pub local_pages: DeviceSlice<u8>,
-}
-
-/// Pages of window rows that a step may need: its own rows, and a window and two cut pages for each sequence.
-pub fn local_pages(sizes: StepSizes) -> usize {
-    sizes.tokens / 64 + 4 * sizes.seats.min(sizes.tokens)
 }
 
 /// Takes all buffers from `arena`.
-pub fn take(
-    arena: &mut Arena,
-    c: &ModelConfig,
-    layout: &CacheLayout,
-    sizes: StepSizes,
-) -> Result<Scratch, DriverError> {
+pub fn take(arena: &mut Arena, c: &ModelConfig, sizes: StepSizes) -> Result<Scratch, DriverError> {
     let (t, d, heads) = (sizes.tokens, c.hidden_size, c.num_attention_heads * c.head_dim);
     let (low, pairs, inner) = (c.o_groups * c.o_lora_rank, t * c.num_experts_per_tok, c.moe_intermediate_size);
     let codes = |arena: &mut Arena, rows: usize, n: usize| -> Result<Codes, DriverError> {
         Ok(Codes { codes: arena.slice(rows * n)?, scales: arena.slice(rows * n.div_ceil(128))? })
     };
     Ok(Scratch {
+        angles: [arena.slice(t * 64)?, arena.slice(t * 64)?, arena.slice(t * 64)?, arena.slice(t * 64)?],
         streams: arena.slice(t * 4 * d)?,
-        partial: arena.slice(t * (4 * d).div_ceil(512) * 32)?,
+        partial: arena.slice(mhc::partial_len(t, d))?,
         mix: arena.slice(t * 20)?,
         normed: arena.slice(t * d)?,
         input: codes(arena, t, d)?,
@@ -128,12 +130,16 @@ pub fn take(
         compressed: arena.slice(t * 2048)?,
         index_compressed: arena.slice(t * 512)?,
         index_wide: arena.slice(t * c.index_n_heads * 128)?,
+        index_queries: arena.slice(t * c.index_n_heads * 128)?,
+        index_gates: arena.slice(t * c.index_n_heads)?,
         index_weights: arena.slice(t * c.index_n_heads)?,
+        candidates: arena.slice(index::scratch_bytes(t as u32, c.index_topk as u32) as usize)?,
         picks: arena.slice(t * c.index_topk)?,
         pick_counts: arena.slice(t)?,
         router: arena.slice(t * c.n_routed_experts)?,
         experts: arena.slice(pairs)?,
         expert_weights: arena.slice(pairs)?,
+        pairs: Pairs::new(arena, t, c.num_experts_per_tok, c.n_routed_experts)?,
         gate_up: arena.slice(pairs * 2 * inner)?,
         activated: codes(arena, pairs, inner)?,
         down: arena.slice(pairs * d)?,
@@ -142,6 +148,5 @@ pub fn take(
         shared_down: arena.slice(t * d)?,
         head_input: arena.slice(sizes.heads * d)?,
         logits: arena.slice(sizes.heads * c.vocab_size)?,
-        local_pages: arena.slice(local_pages(sizes) * 64 * layout.formats.main.row_bytes() as usize)?,
     })
 }

@@ -6,15 +6,17 @@
 use std::sync::mpsc::{Receiver, Sender};
 
 use longwave_engine::step::Limits;
+use longwave_engine::tables::SeatTables;
 use longwave_model::{CacheFormats, CacheLayout, IndexFormat, MainFormat, ModelConfig, digest};
 
 use crate::backend::{Answer, Command, CudaOptions, Load, OpenError};
-use crate::driver::{Arena, Context, DriverError, Gpu, Stream};
+use crate::driver::{Arena, Context, DeviceSlice, DriverError, Gpu, Stream};
 use crate::forward::Model;
 use crate::loader::{self, Loader};
-use crate::pools::{self, Pools};
-use crate::scratch::{self, StepSizes};
+use crate::pools::{self, PoolSizes, Pools};
+use crate::scratch::{self, Scratch, StepSizes};
 use crate::source::{Dummy, Source};
+use crate::stepper::Stepper;
 use crate::weights::Weights;
 
 /// Bytes of the GPU that are left to the driver: modules, graphs, stacks.
@@ -34,6 +36,7 @@ pub(crate) struct Opened {
 pub(crate) struct Worker {
     stream: Stream,
     model: Model,
+    stepper: Stepper,
     #[allow(dead_code, reason = "freed last")]
     context: Context,
 }
@@ -57,7 +60,7 @@ impl Worker {
         let device = Context::open(gpu)?;
         let stream = Stream::new(&device)?;
         let mut counting = Arena::counting(&device);
-        Model::scratch(&mut counting, config, &layout, sizes)?;
+        buffers(&device, &mut counting, config, &layout, sizes)?;
         let (weights_bytes, scratch_bytes) = (loader::bytes(config), counting.used_bytes());
         let memory = |what, need: u64, hint| OpenError::Memory {
             what,
@@ -73,7 +76,8 @@ impl Worker {
             return Err(memory("weights and scratch", taken, hint));
         }
         let cache_bytes = options.cache_bytes.unwrap_or(room - taken);
-        let tables = pools::bytes(&layout, [0; 3], options.seats, context);
+        let pool_sizes = |units| PoolSizes { units, seats: options.seats, context, step_tokens: options.step_tokens };
+        let tables = pools::bytes(&layout, &pool_sizes([0; 3]));
         let least = 2 * layout.bytes(layout.sliding_units(0)) * u64::from(options.seats)
             + layout.bytes(layout.long_lived_units())
             + tables;
@@ -81,20 +85,22 @@ impl Worker {
             return Err(memory("the windows of all sequences and one block", taken + least, "lower --max-num-seqs"));
         }
         let units = layout.plan_units(options.seats, 0, cache_bytes - tables);
-        let pool_bytes = pools::bytes(&layout, units, options.seats, context);
+        let pool_bytes = pools::bytes(&layout, &pool_sizes(units));
         if taken + pool_bytes > room {
             return Err(memory("weights, scratch and the cache", taken + pool_bytes, "lower --kv-cache-memory-bytes"));
         }
         let mut arena = Arena::new(&device, taken + pool_bytes + (1 << 20))?;
+        // Rows that nothing was written to are multiplied by zero now and then, and must be finite.
+        arena.clear(&stream)?;
         let source = match load {
             Load::Checkpoint(checkpoint) => Source::Checkpoint(checkpoint),
             Load::Dummy(config) => Source::Dummy(Dummy::new(&device, config)?),
         };
         let mut loader = Loader { source: &source, stream: &stream, arena: &mut arena, progress };
         let weights = Weights::load(&mut loader, config)?;
-        let pools = Pools::new(&mut arena, &stream, layout.clone(), units, options.seats, context)?;
-        let scratch = Model::scratch(&mut arena, config, &layout, sizes)?;
-        let model = Model::new(&device, &stream, config.clone(), weights, pools, scratch, sizes)?;
+        let pools = Pools::new(&mut arena, &stream, layout.clone(), &pool_sizes(units))?;
+        let (scratch, frequencies, stepper) = buffers(&device, &mut arena, config, &layout, sizes)?;
+        let model = Model::new(&device, &stream, config.clone(), weights, pools, scratch, frequencies)?;
         stream.synchronize()?;
 
         let limits = Limits {
@@ -116,14 +122,16 @@ impl Worker {
             gib(pool_bytes)
         );
         let fingerprint = fingerprint(load, gpu, options);
-        Ok((Worker { stream, model, context: device }, Opened { limits, layout, fingerprint, summary }))
+        Ok((Worker { stream, model, stepper, context: device }, Opened { limits, layout, fingerprint, summary }))
     }
 
     /// Runs commands until nobody sends any more.
     pub fn run(mut self, commands: &Receiver<Command>, answers: &Sender<Result<Answer, DriverError>>) {
         for command in commands {
             let answer = match command {
-                Command::Step(step, changes) => self.model.step(&self.stream, &step, &changes).map(Answer::Step),
+                Command::Step(step, changes) => {
+                    self.stepper.step(&self.stream, &self.model, &step, &changes).map(Answer::Step)
+                }
                 Command::Copy(copies) => {
                     copies.iter().try_for_each(|c| self.model.pools.copy(&self.stream, c)).map(|()| Answer::Done)
                 }
@@ -137,6 +145,21 @@ impl Worker {
             }
         }
     }
+}
+
+/// Everything of a step that lives on the GPU.
+fn buffers(
+    device: &Context,
+    arena: &mut Arena,
+    config: &ModelConfig,
+    layout: &CacheLayout,
+    sizes: StepSizes,
+) -> Result<(Scratch, [DeviceSlice<f32>; 2], Stepper), DriverError> {
+    let scratch = scratch::take(arena, config, sizes)?;
+    let frequencies = [arena.slice(32)?, arena.slice(32)?];
+    let tables = SeatTables::new(layout, sizes.seats as u32);
+    let stepper = Stepper::new(device, arena, config.num_hidden_layers, config.vocab_size, tables, sizes)?;
+    Ok((scratch, frequencies, stepper))
 }
 
 /// Changed whenever a kernel computes rows with other bits than before.

@@ -72,6 +72,13 @@ impl Arena {
         Ok(DeviceSlice { address: self.block.address + start, len, block: self.block.clone(), element: PhantomData })
     }
 
+    /// Sets all of it to zeros.
+    pub fn clear(&self, stream: &Stream) -> Result<(), DriverError> {
+        // SAFETY: the whole allocation.
+        let result = unsafe { sys::cuMemsetD8Async(self.block.address, 0, self.block.bytes as usize, stream.handle) };
+        check("cuMemsetD8", result, || format!("{} bytes", self.block.bytes))
+    }
+
     /// Begins again from the start. Slices that are still held share their memory with later ones.
     pub fn reset(&mut self) {
         self.used = 0;

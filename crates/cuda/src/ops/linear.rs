@@ -33,7 +33,13 @@ fn split(cols: u32) -> u32 {
 }
 
 impl Family {
-    fn new(context: &Context, name: &str, few: [[&'static str; 2]; 3], many: [&'static str; 2], row_bytes: u32) -> Result<Family, DriverError> {
+    fn new(
+        context: &Context,
+        name: &str,
+        few: [[&'static str; 2]; 3],
+        many: [&'static str; 2],
+        row_bytes: u32,
+    ) -> Result<Family, DriverError> {
         let module = Module::load(context, name)?;
         let shared_bytes = STAGES * (TILE.0 + TILE.1) * 128 + STAGES * row_bytes;
         let pair = |names: [&'static str; 2], bytes| -> Result<[Kernel; 2], DriverError> {
@@ -92,7 +98,14 @@ impl Linear {
     }
 
     /// `y` float `[T, rows]` of quantised inputs `[T, cols]`.
-    pub fn fp8(&self, stream: &Stream, w: &Scaled, x: &Codes, y: &DeviceSlice<f32>, tokens: u32) -> Result<(), DriverError> {
+    pub fn fp8(
+        &self,
+        stream: &Stream,
+        w: &Scaled,
+        x: &Codes,
+        y: &DeviceSlice<f32>,
+        tokens: u32,
+    ) -> Result<(), DriverError> {
         self.grouped(stream, w, 1, x, y, tokens)
     }
 

@@ -45,7 +45,14 @@ impl Mhc {
     pub fn new(context: &Context, hc_eps: f32, norm_eps: f32, iters: u32) -> Result<Mhc, DriverError> {
         let module = Module::load(context, "mhc")?;
         let kernel = |name| module.kernel(name, 0);
-        Ok(Mhc { dots: kernel("mhc_dots")?, pre: kernel("mhc_pre")?, post: kernel("mhc_post")?, hc_eps, norm_eps, iters })
+        Ok(Mhc {
+            dots: kernel("mhc_dots")?,
+            pre: kernel("mhc_pre")?,
+            post: kernel("mhc_post")?,
+            hc_eps,
+            norm_eps,
+            iters,
+        })
     }
 
     /// The input of a sublayer for `tokens` tokens of `width` columns; `norm` `[D]` is the sublayer's.

@@ -4,13 +4,19 @@
 //! or waits. Numbers follow the serving profile (model.md 0.3): what is bf16 or e4m3 there is so here. A row has the same
 //! bits whatever else is in its batch, in every kernel.
 
+pub mod attend;
+pub mod compress;
 pub mod ends;
+pub mod index;
+pub mod keys;
 pub mod linear;
 pub mod mhc;
 pub mod moe;
 pub mod quantise;
+pub mod rope;
+pub mod sample;
 
-use crate::driver::Argument;
+use crate::driver::{Argument, DriverError};
 
 /// Where the rows of one layer and kind of cache are. A position's block is `position >> shift`; its page starts at
 /// `pool + block_id * unit_bytes`.
@@ -42,6 +48,12 @@ impl Pages {
             Argument::U32(self.shift),
         ]
     }
+}
+
+/// The refusal of a format that no kernel is compiled for.
+fn no_kernels(rows: &str, format: &str) -> DriverError {
+    let what = format!("{rows} in {format}");
+    DriverError { call: "looking for kernels", what, name: "the CUDA backend has none for this format".into() }
 }
 
 /// One row of a step's batch, as four `u32` in memory of the GPU (`[T, 4]`).

@@ -4,7 +4,7 @@
 //! Launches depend on the number of tokens alone; how many groups there are is read on the GPU. A pair has the same bits
 //! in any group. Assumes fp4 experts that [`Moe::arrange`] went over once.
 
-use crate::driver::{Argument, Arena, Context, DeviceSlice, DriverError, Grid, Kernel, Module, Stream};
+use crate::driver::{Arena, Argument, Context, DeviceSlice, DriverError, Grid, Kernel, Module, Stream};
 use crate::loader::Packed;
 use crate::scratch::Codes;
 use crate::weights::Route;

@@ -59,8 +59,10 @@ fn fp8_products_agree_and_do_not_depend_on_the_batch() {
         let mut longest = Vec::new();
         for tokens in TOKENS.into_iter().rev() {
             let width = groups * cols;
-            let input =
-                Codes { codes: rig.put(&x.codes[..tokens * width]), scales: rig.put(&x.scales[..tokens * width / 128]) };
+            let input = Codes {
+                codes: rig.put(&x.codes[..tokens * width]),
+                scales: rig.put(&x.scales[..tokens * width / 128]),
+            };
             let y = rig.poisoned::<f32>(tokens * groups * rows);
             linear.grouped(&rig.stream, &weights, groups as u32, &input, &y, tokens as u32).unwrap();
             let ours = y.read(&rig.stream).unwrap();
@@ -91,7 +93,9 @@ fn fp8_products_agree_and_do_not_depend_on_the_batch() {
 fn bf16_products_agree_and_do_not_depend_on_the_batch() {
     let Some(mut rig) = rig(1 << 30) else { return };
     let (mut fresh, linear) = (Fresh::new(), Linear::new(&rig.context).unwrap());
-    for (rows, cols) in [(4, 256), (8, 256), (64, 4096), (256, 4096), (2048, 4096), (384, 7168), (2432, 256), (1000, 1024)] {
+    for (rows, cols) in
+        [(4, 256), (8, 256), (64, 4096), (256, 4096), (2048, 4096), (384, 7168), (2432, 256), (1000, 1024)]
+    {
         let host = |fresh: &mut Fresh, n: usize| -> Vec<u16> { fresh.floats(n).into_iter().map(bf16_bits).collect() };
         let (w, x) = (host(&mut fresh, rows * cols), host(&mut fresh, 200 * cols));
         let weights = Plain { values: rig.put(&w), rows: rows as u32, cols: cols as u32 };

@@ -5,10 +5,17 @@
 // Test code may stop at the first surprise.
 #![allow(clippy::unwrap_used)]
 
+mod attend;
+mod compress;
 mod driver;
 mod experts;
+mod index;
+mod keys;
 mod linear;
 mod mhc;
+mod model;
 mod norm;
+mod paged;
 mod rig;
 mod roofs;
+mod rope;

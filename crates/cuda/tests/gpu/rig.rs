@@ -85,6 +85,11 @@ impl Fresh {
         };
         (0..len).map(next).collect()
     }
+
+    /// A whole number below `n`, at most 2^23.
+    pub fn below(&mut self, n: usize) -> usize {
+        ((self.floats(1)[0] + 1.0) * 0.5 * n as f32) as usize % n
+    }
 }
 
 /// `||ours - reference|| / ||reference||`; NaN anywhere is NaN.

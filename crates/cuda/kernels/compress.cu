@@ -1,0 +1,285 @@
+// architectures: 90a 100a
+// Compressors (model.md 6.4), from a linear product [tokens, 2 n] (n values, then n scores) to entries in pages:
+//   compress4_main_*     ratio 4, 512 channels (n = 1024): 8 overlapping rows into one entry
+//   compress4_index_*    ratio 4, 128 channels (n = 256): index keys, as fp8, fp4 (Hadamard) or bf16
+//   compress128_*        ratio 128, 512 channels (n = 512): running sums of the open group and rows of drafts
+// Positions before a sequence's first row of the step are in state pages, later ones in the batch: an entry has the same
+// bits however its group was split over steps. Bits are those of the CPU. Rows without a seat write nothing; rows, sums
+// and entries whose page is not there are not stored. angles [tokens, 64] of the first position of each row's group.
+#include <stdint.h>
+
+#include "common/bf16.cuh"
+#include "common/fp8.cuh"
+#include "common/index.cuh"
+#include "common/pages.cuh"
+#include "common/rows.cuh"
+
+namespace {
+
+using longwave::BatchRow;
+using longwave::exp_of;
+using longwave::Pages;
+
+enum class Entry { MainFp8, MainBf16, IndexFp8, IndexFp4, IndexBf16 };
+
+// Stores a key of 128 channels: one warp, lane l has channels 4 l .. 4 l + 3.
+template <Entry FORMAT>
+__device__ __forceinline__ void store_index(uint8_t* page, unsigned slot, unsigned rows, unsigned lane, float4 v) {
+    if constexpr (FORMAT == Entry::IndexBf16) {
+        *reinterpret_cast<uint2*>(page + size_t(slot) * 256 + lane * 8) =
+            make_uint2(longwave::narrow(v.x, v.y), longwave::narrow(v.z, v.w));
+    } else if constexpr (FORMAT == Entry::IndexFp8) {
+        const uint32_t byte = longwave::scale_byte(longwave::most_among<32>(longwave::most_of(v)));
+        const float inverse = longwave::inverse_of(byte);
+        *reinterpret_cast<uint32_t*>(page + size_t(slot) * 128 + lane * 4) =
+            longwave::codes_of(v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse);
+        if (lane == 0) {
+            *reinterpret_cast<float*>(page + size_t(rows) * 128 + size_t(slot) * 4) = longwave::scale_of(byte);
+        }
+    } else {
+        v = longwave::round_bf16(longwave::hadamard(v));
+        const uint32_t byte = longwave::scale_byte_fp4(longwave::most_among<8>(longwave::most_of(v)));
+        const float s = longwave::scale_of(byte);
+        const uint32_t pair = longwave::e2m1(v.x / s) | longwave::e2m1(v.y / s) << 4 | longwave::e2m1(v.z / s) << 8 | longwave::e2m1(v.w / s) << 12;
+        *reinterpret_cast<uint16_t*>(page + size_t(slot) * 64 + lane * 2) = static_cast<uint16_t>(pair);
+        if (lane % 8 == 0) {
+            page[size_t(rows) * 64 + size_t(slot) * 4 + lane / 8] = static_cast<uint8_t>(byte);
+        }
+    }
+}
+
+// Norm, rotation and storing of a pooled row in shared memory as entry `index`. Threads 0 .. width / 4 - 1 call it, whole
+// warps.
+template <Entry FORMAT>
+__device__ __forceinline__ void store_entry(const float* row, const float* norm, const float* angles, const Pages& entries,
+                                            unsigned seat, unsigned index, float eps) {
+    constexpr bool MAIN = FORMAT == Entry::MainFp8 || FORMAT == Entry::MainBf16;
+    constexpr unsigned WIDTH = MAIN ? 512 : 128;
+    const unsigned i = threadIdx.x;
+    const float r = longwave::inverse_rms_of(row, WIDTH, eps);
+    const float4 u = *reinterpret_cast<const float4*>(row + i * 4);
+    const float4 w = __ldg(reinterpret_cast<const float4*>(norm) + i);
+    float4 v = make_float4(u.x * r * w.x, u.y * r * w.y, u.z * r * w.z, u.w * r * w.w);
+    if (i * 4 >= WIDTH - 64) {
+        v = longwave::turn(v, angles, (i - (WIDTH - 64) / 4) * 2);
+    }
+    uint8_t* const page = entries.page(seat, index);
+    if (!page) {
+        return;
+    }
+    const unsigned slot = entries.slot(index), rows = 1u << entries.shift;
+    if constexpr (MAIN) {
+        longwave::store_main<FORMAT == Entry::MainFp8>(page, slot, rows, i, v);
+    } else {
+        store_index<FORMAT>(page, slot, rows, i, v);
+    }
+}
+
+// One block per row: stores its state, and the entry of the group that it ends.
+template <Entry FORMAT>
+__device__ __forceinline__ void compress4(const float* __restrict__ products, const float* __restrict__ ape,
+                                          const BatchRow* __restrict__ rows, const float* __restrict__ angles,
+                                          const float* __restrict__ norm, const Pages& state, const Pages& entries,
+                                          float eps) {
+    constexpr bool MAIN = FORMAT == Entry::MainFp8 || FORMAT == Entry::MainBf16;
+    constexpr unsigned WIDTH = MAIN ? 512 : 128, N = 2 * WIDTH;
+    __shared__ __align__(16) float pooled[WIDTH];
+    const BatchRow at = rows[blockIdx.x];
+    if (at.seat == longwave::UNMAPPED) {
+        return;
+    }
+    uint8_t* const kept = state.page(at.seat, at.position);
+    if (kept) {
+        const float* from = products + size_t(blockIdx.x) * 2 * N;
+        float* to = reinterpret_cast<float*>(kept) + size_t(state.slot(at.position)) * 2 * N;
+        for (unsigned i = threadIdx.x; i < N; i += blockDim.x) {
+            to[i] = __ldg(from + i);
+            to[N + i] = __ldg(from + N + i) + __ldg(ape + at.position % 4 * N + i);
+        }
+    }
+    if (at.position % 4 != 3) {
+        return;
+    }
+    // Rows 0 .. 3 feed their first half, rows 4 .. 7 their second one. The first entry has no rows before its own.
+    const unsigned first = at.position < 7 ? 4 : 0;
+    const unsigned base = at.position - 7;  // wraps for the first entry, whose rows 0 .. 3 are not read
+    bool whole = true;
+    for (unsigned channel = threadIdx.x; channel < WIDTH; channel += blockDim.x) {
+        float values[8], scores[8];
+#pragma unroll
+        for (unsigned i = 0; i < 8; i++) {
+            if (i >= first) {
+                const unsigned position = base + i, column = channel + (i < 4 ? 0 : WIDTH);
+                if (position >= at.start) {
+                    const float* row = products + size_t(at.start_row + position - at.start) * 2 * N;
+                    values[i] = __ldg(row + column);
+                    scores[i] = __ldg(row + N + column) + __ldg(ape + position % 4 * N + column);
+                } else {
+                    const uint8_t* page = state.page(at.seat, position);
+                    whole = whole && page;
+                    const float* row = reinterpret_cast<const float*>(page) + size_t(state.slot(position)) * 2 * N;
+                    values[i] = page ? row[column] : 0.f;
+                    scores[i] = page ? row[N + column] : 0.f;
+                }
+            }
+        }
+        float most = first ? scores[4] : scores[0];
+#pragma unroll
+        for (unsigned i = 1; i < 8; i++) {
+            if (i > first) {
+                most = most > scores[i] ? most : scores[i];
+            }
+        }
+        float sum = 0.f, weighted = 0.f;
+#pragma unroll
+        for (unsigned i = 0; i < 8; i++) {
+            if (i >= first) {
+                const float p = exp_of(scores[i] - most);
+                sum += p;
+                weighted = fmaf(p, values[i], weighted);
+            }
+        }
+        pooled[channel] = weighted / sum;
+    }
+    // An entry whose earlier rows are not there is not written.
+    if (!__syncthreads_and(whole)) {
+        return;
+    }
+    if (threadIdx.x < WIDTH / 4) {
+        store_entry<FORMAT>(pooled, norm, angles + size_t(blockIdx.x) * 64, entries, at.seat, at.position / 4, eps);
+    }
+}
+
+// Rows of one sequence in a step.
+struct Sequence {
+    unsigned seat, start, start_row, rows, drafts, unused[3];
+};
+
+// A state page of ratio 128: rows folded into the sums (u32), at 64 max, sum and weighted sum [512] each, then the rows of
+// up to seven drafts [1024], row of position p at p % 7.
+constexpr unsigned SUMS = 16, PENDING = SUMS + 3 * 512, DRAFTS = 7;
+
+// One block per sequence and group of 128 positions that it touches, one thread per channel.
+template <bool FP8>
+__device__ __forceinline__ void compress128(const float* __restrict__ products, const float* __restrict__ ape,
+                                            const Sequence* __restrict__ sequences, const float* __restrict__ angles,
+                                            const float* __restrict__ norm, const Pages& state, const Pages& entries,
+                                            float eps) {
+    __shared__ __align__(16) float pooled[512];
+    const unsigned seat = sequences[blockIdx.x].seat, start = sequences[blockIdx.x].start;
+    const unsigned start_row = sequences[blockIdx.x].start_row, end = start + sequences[blockIdx.x].rows;
+    const unsigned committed = end - sequences[blockIdx.x].drafts, group = start / 128 + blockIdx.y;
+    const unsigned from = max(start, group * 128), to = min(end, group * 128 + 128), c = threadIdx.x;
+    if (seat == longwave::UNMAPPED || from >= to) {
+        return;
+    }
+    uint8_t* const page = state.page(seat, from);
+    float* const sums = reinterpret_cast<float*>(page) + SUMS;
+    float* const pending = reinterpret_cast<float*>(page) + PENDING;
+    float most = 0.f, sum = 0.f, weighted = 0.f;
+    bool empty = true;
+    const auto fold = [&](float value, float score) {
+        if (empty) {
+            most = score;
+            sum = 1.f;
+            weighted = value;
+            empty = false;
+            return;
+        }
+        const float top = most > score ? most : score;
+        const float keep = exp_of(most - top), p = exp_of(score - top);
+        most = top;
+        sum = fmaf(sum, keep, p);
+        weighted = __fadd_rn(__fmul_rn(weighted, keep), __fmul_rn(p, value));
+    };
+    if (from % 128 != 0) {
+        // The group was begun before this step.
+        if (!page) {
+            return;
+        }
+        const unsigned folded = *reinterpret_cast<const volatile unsigned*>(page);
+        if (folded > 0) {
+            most = sums[c];
+            sum = sums[512 + c];
+            weighted = sums[1024 + c];
+            empty = false;
+        }
+        for (unsigned p = group * 128 + folded; p < start; p++) {
+            const float* row = pending + p % DRAFTS * 1024;
+            fold(row[c], row[512 + c]);
+        }
+    }
+    // All have read the header before one changes it.
+    __syncthreads();
+    const auto store = [&]() {
+        if (page && committed % 128 != 0) {
+            sums[c] = most;
+            sums[512 + c] = sum;
+            sums[1024 + c] = weighted;
+            if (c == 0) {
+                *reinterpret_cast<unsigned*>(page) = committed % 128;
+            }
+        }
+    };
+    for (unsigned p = from; p < to; p++) {
+        if (p == committed) {
+            store();
+        }
+        const float* row = products + size_t(start_row + p - start) * 1024;
+        const float value = __ldg(row + c), score = __ldg(row + 512 + c) + __ldg(ape + p % 128 * 512 + c);
+        if (p >= committed && page) {
+            if (p % 128 == 0 && c == 0) {
+                *reinterpret_cast<unsigned*>(page) = 0;
+            }
+            pending[p % DRAFTS * 1024 + c] = value;
+            pending[p % DRAFTS * 1024 + 512 + c] = score;
+        }
+        fold(value, score);
+    }
+    if (to == committed) {
+        store();
+    }
+    if (to % 128 == 0) {
+        pooled[c] = weighted / sum;
+        __syncthreads();
+        if (c < 128) {
+            const float* of_group = angles + size_t(start_row + to - 1 - start) * 64;
+            store_entry<FP8 ? Entry::MainFp8 : Entry::MainBf16>(pooled, norm, of_group, entries, seat, group, eps);
+        }
+    }
+}
+
+}  // namespace
+
+// Grid tokens, 256 threads (main) or 128 (index).
+#define COMPRESS4(name, format, threads)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(threads)                                                                 \
+        name(const float* products, const float* ape, const BatchRow* rows, const float* angles, const float* norm,       \
+             uint8_t* state_pool, const unsigned* state_table, unsigned long long state_bytes, unsigned state_len,        \
+             unsigned state_shift, uint8_t* entry_pool, const unsigned* entry_table, unsigned long long entry_bytes,      \
+             unsigned entry_len, unsigned entry_shift, float eps) {                                                       \
+        const Pages state = {state_pool, state_table, state_bytes, state_len, state_shift};                               \
+        const Pages entries = {entry_pool, entry_table, entry_bytes, entry_len, entry_shift};                             \
+        compress4<format>(products, ape, rows, angles, norm, state, entries, eps);                                        \
+    }
+
+COMPRESS4(compress4_main_fp8, Entry::MainFp8, 256)
+COMPRESS4(compress4_main_bf16, Entry::MainBf16, 256)
+COMPRESS4(compress4_index_fp8, Entry::IndexFp8, 128)
+COMPRESS4(compress4_index_fp4, Entry::IndexFp4, 128)
+COMPRESS4(compress4_index_bf16, Entry::IndexBf16, 128)
+
+// Grid (sequences, groups that the longest may touch), 512 threads. State pages of one group, shift 7.
+#define COMPRESS128(name, fp8)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(512)                                                                     \
+        name(const float* products, const float* ape, const Sequence* sequences, const float* angles, const float* norm,  \
+             uint8_t* state_pool, const unsigned* state_table, unsigned long long state_bytes, unsigned state_len,        \
+             unsigned state_shift, uint8_t* entry_pool, const unsigned* entry_table, unsigned long long entry_bytes,      \
+             unsigned entry_len, unsigned entry_shift, float eps) {                                                       \
+        const Pages state = {state_pool, state_table, state_bytes, state_len, state_shift};                               \
+        const Pages entries = {entry_pool, entry_table, entry_bytes, entry_len, entry_shift};                             \
+        compress128<fp8>(products, ape, sequences, angles, norm, state, entries, eps);                                    \
+    }
+
+COMPRESS128(compress128_fp8, true)
+COMPRESS128(compress128_bf16, false)

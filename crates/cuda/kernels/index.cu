@@ -1,0 +1,352 @@
+// architectures: 90a 100a
+// The indexer of ratio-4 layers (model.md 6.5):
+//   index_queries_*   rotation and rounding of query heads to the grid of the keys, as bf16; head weights
+//   index_scores_*    scores of a segment of the entries that a row sees, and the k best of them
+//   index_merge       the k best of all segments, ascending
+// A score depends on its row and key alone and the selection is exact (equal scores: the lower entry), so neither batch nor
+// segments change a result. Rows that see at most k entries take all. At most 64 heads, k at most 1024, pages of at least
+// 32 keys. Rows without a seat write nothing.
+#include <stdint.h>
+
+#include "common/bf16.cuh"
+#include "common/fp8.cuh"
+#include "common/index.cuh"
+#include "common/mma.cuh"
+#include "common/pages.cuh"
+#include "common/rows.cuh"
+#include "common/widen.cuh"
+
+namespace {
+
+using longwave::BatchRow;
+using longwave::Pages;
+
+typedef unsigned long long Ranked;
+
+enum class Format { Fp8, Fp4, Bf16 };
+
+constexpr unsigned THREADS = 256, TILES = 8;
+// Candidates that a block holds; they are cut to k when less than one round of THREADS fits.
+constexpr unsigned ROOM = 2048;
+
+template <Format FORMAT>
+__device__ __forceinline__ void queries(const float* __restrict__ products, const float* __restrict__ gates,
+                                        const BatchRow* __restrict__ rows, const float* __restrict__ angles,
+                                        uint2* __restrict__ out, float* __restrict__ weights, unsigned heads,
+                                        float weight_scale) {
+    const unsigned token = blockIdx.y, head = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (rows[token].seat == longwave::UNMAPPED || head >= heads) {
+        return;
+    }
+    const size_t row = size_t(token) * heads + head;
+    float4 v = longwave::round_bf16(__ldg(reinterpret_cast<const float4*>(products + row * 128) + lane));
+    if (lane >= 16) {
+        v = longwave::round_bf16(longwave::turn(v, angles + size_t(token) * 64, (lane - 16) * 2));
+    }
+    if constexpr (FORMAT == Format::Fp4) {
+        v = longwave::round_bf16(longwave::hadamard(v));
+        const float s = longwave::scale_of(longwave::scale_byte_fp4(longwave::most_among<8>(longwave::most_of(v))));
+        const auto round = [&](float x) { return longwave::e2m1_value(longwave::e2m1(x / s)) * s; };
+        v = make_float4(round(v.x), round(v.y), round(v.z), round(v.w));
+    } else if constexpr (FORMAT == Format::Fp8) {
+        const uint32_t byte = longwave::scale_byte(longwave::most_among<32>(longwave::most_of(v)));
+        const float inverse = longwave::inverse_of(byte), s = longwave::scale_of(byte);
+        const uint32_t codes = longwave::codes_of(v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse);
+        // 2^120 brings what spread_e4m3 leaves back.
+        const float up = __uint_as_float(247u << 23);
+        const float2 low = longwave::widen(longwave::spread_e4m3(codes, 0x1404));
+        const float2 high = longwave::widen(longwave::spread_e4m3(codes, 0x3424));
+        v = make_float4(low.x * up * s, low.y * up * s, high.x * up * s, high.y * up * s);
+    }
+    out[row * 32 + lane] = make_uint2(longwave::narrow(v.x, v.y), longwave::narrow(v.z, v.w));
+    if (lane == 0) {
+        weights[row] = longwave::round_bf16(__ldg(gates + row)) * weight_scale;
+    }
+}
+
+// Larger is better: the score, then the lower entry. Never 0. NaN counts as minus infinity.
+__device__ __forceinline__ Ranked ranked(float score, unsigned entry) {
+    const float s = isnan(score) ? -INFINITY : score + 0.f;
+    const uint32_t bits = __float_as_uint(s);
+    return static_cast<Ranked>(bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u)) << 32 | ~entry;
+}
+
+// The best candidates so far of a block, in shared memory.
+struct Best {
+    Ranked* list;
+    unsigned* cursor;
+    unsigned count, k;
+    Ranked bar;
+
+    __device__ __forceinline__ Best(Ranked* room, unsigned* at, unsigned most) : list(room), cursor(at), count(0), k(most), bar(0) {
+        if (threadIdx.x == 0) {
+            *cursor = 0;
+        }
+        __syncthreads();
+    }
+
+    // One candidate per thread, or 0. All threads call it.
+    __device__ __forceinline__ void offer(Ranked candidate) {
+        const bool takes = candidate > bar;
+        const unsigned lane = threadIdx.x % 32, takers = __ballot_sync(0xffffffffu, takes);
+        unsigned at = 0;
+        if (lane == 0 && takers) {
+            at = atomicAdd(cursor, __popc(takers));
+        }
+        at = __shfl_sync(0xffffffffu, at, 0) + __popc(takers & ((1u << lane) - 1));
+        if (takes) {
+            list[at] = candidate;
+        }
+        count += __syncthreads_count(takes);
+        if (count > ROOM - THREADS) {
+            cut();
+        }
+    }
+
+    // Keeps the k best, sorted.
+    __device__ __forceinline__ void cut() {
+        sort();
+        if (count >= k) {
+            count = k;
+            bar = list[k - 1];
+        }
+        if (threadIdx.x == 0) {
+            *cursor = count;
+        }
+        __syncthreads();
+    }
+
+    // Sorts, the largest first.
+    __device__ __forceinline__ void sort() {
+        unsigned size = 2;
+        while (size < count) {
+            size *= 2;
+        }
+        for (unsigned i = count + threadIdx.x; i < size; i += THREADS) {
+            list[i] = 0;
+        }
+        __syncthreads();
+        for (unsigned run = 2; run <= size; run *= 2) {
+            for (unsigned step = run / 2; step > 0; step /= 2) {
+                for (unsigned i = threadIdx.x; i < size / 2; i += THREADS) {
+                    const unsigned low = 2 * i - (i & (step - 1)), high = low + step;
+                    const Ranked a = list[low], b = list[high];
+                    if ((a < b) == ((low & run) == 0)) {
+                        list[low] = b;
+                        list[high] = a;
+                    }
+                }
+                __syncthreads();
+            }
+        }
+    }
+};
+
+// Words w of a key's 32 channels of this lane (channels 32 c + 2 w, + 1) as bf16, and what the score is to be times.
+template <Format FORMAT>
+__device__ __forceinline__ float load_key(uint32_t (&words)[16], const uint8_t* page, unsigned slot, unsigned rows,
+                                          unsigned c) {
+    if (!page) {
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            words[i] = 0;
+        }
+        return 0.f;
+    }
+    if constexpr (FORMAT == Format::Bf16) {
+        const uint4* from = reinterpret_cast<const uint4*>(page + size_t(slot) * 256 + c * 64);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint4 v = __ldg(from + i);
+            words[4 * i] = v.x;
+            words[4 * i + 1] = v.y;
+            words[4 * i + 2] = v.z;
+            words[4 * i + 3] = v.w;
+        }
+        return 1.f;
+    } else if constexpr (FORMAT == Format::Fp8) {
+        const uint4* from = reinterpret_cast<const uint4*>(page + size_t(slot) * 128 + c * 32);
+        const uint32_t up = 0x7b807b80u;  // 2^120
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint4 v = __ldg(from + i);
+            const uint32_t codes[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                words[8 * i + 2 * j] = longwave::times_bf16(longwave::spread_e4m3(codes[j], 0x1404), up);
+                words[8 * i + 2 * j + 1] = longwave::times_bf16(longwave::spread_e4m3(codes[j], 0x3424), up);
+            }
+        }
+        return __ldg(reinterpret_cast<const float*>(page + size_t(rows) * 128) + slot);
+    } else {
+        const uint4 v = __ldg(reinterpret_cast<const uint4*>(page + size_t(slot) * 64 + c * 16));
+        const uint32_t byte = __ldg(page + size_t(rows) * 64 + size_t(slot) * 4 + c);
+        const uint32_t s = byte << 7 | byte << 23, up = 0x7e807e80u;  // 2^126
+        const uint32_t codes[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const uint32_t pair = longwave::spread_e2m1(codes[i / 4] >> (i % 4 * 8));
+            words[i] = longwave::times_bf16(longwave::times_bf16(pair, up), s);
+        }
+        return 1.f;
+    }
+}
+
+template <Format FORMAT>
+__device__ __forceinline__ void scores(const uint16_t* __restrict__ q, const float* __restrict__ weights,
+                                       const BatchRow* __restrict__ rows, const Pages& keys, Ranked* __restrict__ found,
+                                       unsigned* __restrict__ counts, unsigned heads, unsigned k) {
+    // Queries in the order in which lanes take them: tile of eight heads, quarter of 32 channels, lane.
+    __shared__ __align__(16) uint4 fragments[TILES * 4 * 32];
+    __shared__ float gates[TILES * 8];
+    __shared__ Ranked list[ROOM];
+    __shared__ unsigned cursor;
+    const unsigned token = blockIdx.y, thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const unsigned g = lane / 4, c = lane % 4, tiles = (heads + 7) / 8;
+    const BatchRow row = rows[token];
+    const unsigned visible = row.seat == longwave::UNMAPPED ? 0 : (row.position + 1) / 4;
+    if (visible <= k) {
+        return;
+    }
+    const unsigned length = ((visible + gridDim.x - 1) / gridDim.x + THREADS - 1) / THREADS * THREADS;
+    const unsigned from = min(blockIdx.x * length, visible), to = min(from + length, visible);
+    for (unsigned i = thread; i < tiles * 128; i += THREADS) {
+        const unsigned head = i / 128 * 8 + i % 32 / 4;
+        const uint4* of_head = reinterpret_cast<const uint4*>(q + (size_t(token) * heads + head) * 128);
+        fragments[i] = head < heads ? __ldg(of_head + i % 4 * 4 + i / 32 % 4) : make_uint4(0, 0, 0, 0);
+    }
+    if (thread < tiles * 8) {
+        gates[thread] = thread < heads ? __ldg(weights + size_t(token) * heads + thread) : 0.f;
+    }
+    Best best(list, &cursor, k);
+    for (unsigned base = from; base < to; base += THREADS) {
+        const unsigned first = base + warp * 32;
+        Ranked candidate = 0;
+        if (first < to) {
+            const uint8_t* page = keys.page(row.seat, first);
+            // Key 8 i + g of the tile is row g or g + 8 of product i / 2.
+            uint32_t words[4][16];
+            float scale[4];
+#pragma unroll
+            for (unsigned i = 0; i < 4; i++) {
+                const unsigned entry = first + 8 * i + g;
+                scale[i] = load_key<FORMAT>(words[i], entry < to ? page : nullptr, keys.slot(entry), 1u << keys.shift, c);
+            }
+            float sums[4] = {0.f, 0.f, 0.f, 0.f};
+            for (unsigned n = 0; n < tiles; n++) {
+                float d[2][4] = {};
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const uint4 b = fragments[(n * 4 + i) * 32 + lane];
+#pragma unroll
+                    for (int m = 0; m < 2; m++) {
+                        const uint32_t low[4] = {words[2 * m][4 * i], words[2 * m + 1][4 * i], words[2 * m][4 * i + 1],
+                                                 words[2 * m + 1][4 * i + 1]};
+                        const uint32_t high[4] = {words[2 * m][4 * i + 2], words[2 * m + 1][4 * i + 2],
+                                                  words[2 * m][4 * i + 3], words[2 * m + 1][4 * i + 3]};
+                        longwave::mma_bf16(d[m], low, b.x, b.y);
+                        longwave::mma_bf16(d[m], high, b.z, b.w);
+                    }
+                }
+                const float2 gate = *reinterpret_cast<const float2*>(gates + n * 8 + 2 * c);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    sums[i] = fmaf(fmaxf(d[i / 2][i % 2 * 2], 0.f), gate.x, sums[i]);
+                    sums[i] = fmaf(fmaxf(d[i / 2][i % 2 * 2 + 1], 0.f), gate.y, sums[i]);
+                }
+            }
+            float own = 0.f;
+#pragma unroll
+            for (unsigned i = 0; i < 4; i++) {
+                float sum = sums[i];
+                sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+                sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+                own = c == i ? sum * scale[i] : own;
+            }
+            const unsigned entry = first + 8 * c + g;
+            candidate = entry < to ? ranked(own, entry) : 0;
+        }
+        best.offer(candidate);
+    }
+    if (best.count > k) {
+        best.cut();
+    }
+    const size_t segment = size_t(token) * gridDim.x + blockIdx.x;
+    for (unsigned i = thread; i < best.count; i += THREADS) {
+        found[segment * k + i] = list[i];
+    }
+    if (thread == 0) {
+        counts[segment] = best.count;
+    }
+}
+
+}  // namespace
+
+// Grid (heads / 8 rounded up, tokens), 256 threads. products [tokens, heads, 128], gates [tokens, heads]; out bf16
+// [tokens, heads, 128], weights [tokens, heads].
+#define QUERIES(name, format)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(256)                                                                     \
+        name(const float* products, const float* gates, const BatchRow* rows, const float* angles, uint2* out,            \
+             float* weights, unsigned heads, float weight_scale) {                                                        \
+        queries<format>(products, gates, rows, angles, out, weights, heads, weight_scale);                                \
+    }
+
+QUERIES(index_queries_fp8, Format::Fp8)
+QUERIES(index_queries_fp4, Format::Fp4)
+QUERIES(index_queries_bf16, Format::Bf16)
+
+// Grid (segments, tokens), 256 threads. found [tokens, segments, k] ranked entries, counts [tokens, segments].
+#define SCORES(name, format)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                                 \
+        name(const uint16_t* q, const float* weights, const BatchRow* rows, uint8_t* key_pool, const unsigned* key_table, \
+             unsigned long long key_bytes, unsigned key_len, unsigned key_shift, Ranked* found, unsigned* counts,         \
+             unsigned heads, unsigned k) {                                                                                \
+        const Pages keys = {key_pool, key_table, key_bytes, key_len, key_shift};                                          \
+        scores<format>(q, weights, rows, keys, found, counts, heads, k);                                                  \
+    }
+
+SCORES(index_scores_fp8, Format::Fp8)
+SCORES(index_scores_fp4, Format::Fp4)
+SCORES(index_scores_bf16, Format::Bf16)
+
+// Grid tokens, 256 threads. picks [tokens, k], ascending, and how many, picked [tokens].
+extern "C" __global__ void __launch_bounds__(THREADS)
+index_merge(const BatchRow* __restrict__ rows, const Ranked* __restrict__ found, const unsigned* __restrict__ counts,
+            unsigned* __restrict__ picks, unsigned* __restrict__ picked, unsigned segments, unsigned k) {
+    __shared__ Ranked list[ROOM];
+    __shared__ unsigned cursor;
+    const unsigned token = blockIdx.x, thread = threadIdx.x;
+    const BatchRow row = rows[token];
+    if (row.seat == longwave::UNMAPPED) {
+        return;
+    }
+    const unsigned visible = (row.position + 1) / 4;
+    unsigned* const out = picks + size_t(token) * k;
+    if (thread == 0) {
+        picked[token] = min(visible, k);
+    }
+    if (visible <= k) {
+        for (unsigned i = thread; i < visible; i += THREADS) {
+            out[i] = i;
+        }
+        return;
+    }
+    Best best(list, &cursor, k);
+    for (unsigned s = 0; s < segments; s++) {
+        const size_t segment = size_t(token) * segments + s;
+        const unsigned count = __ldg(counts + segment);
+        for (unsigned i = thread; i - thread < count; i += THREADS) {
+            best.offer(i < count ? __ldg(found + segment * k + i) : 0);
+        }
+    }
+    best.cut();
+    // The lower half of what is ranked is the entry, inverted: the largest is the first entry.
+    for (unsigned i = thread; i < best.count; i += THREADS) {
+        list[i] = static_cast<uint32_t>(list[i]);
+    }
+    __syncthreads();
+    best.sort();
+    for (unsigned i = thread; i < best.count; i += THREADS) {
+        out[i] = ~static_cast<uint32_t>(list[i]);
+    }
+}

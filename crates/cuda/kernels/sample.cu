@@ -1,0 +1,431 @@
+// architectures: 90a 100a
+// One token per row of logits, as the CPU backend chooses it (its ops/sample.rs): bias, forbidden tokens, mask and
+// penalties; greedy, or the largest of logit / temperature + noise over what top-k, min-p and top-p keep; log-probabilities
+// of the logits as they came. sample.md has the design.
+//
+// A block per row. A row's result depends on the row alone. Weights of top-p are summed as multiples of 2^-46, so their
+// order does not matter; the CPU sums doubles, and a cut that lies between the two may differ. Biased tokens differ from
+// each other, and so do counted ones. vocab <= 2^22.
+#include <stdint.h>
+
+#include "common/noise.cuh"
+#include "common/pages.cuh"
+
+namespace {
+
+constexpr unsigned THREADS = 512;
+constexpr unsigned BINS = 2048;
+constexpr unsigned MOST_TOP = 20;
+constexpr unsigned NONE = longwave::UNMAPPED;
+constexpr unsigned ALL = 0xffffffffu;
+// A weight of 1 in sums of weights.
+constexpr double ONE = 70368744177664.0;
+
+struct Row {
+    unsigned long long seed;
+    unsigned active, position;
+    float temperature, top_p, min_p;
+    unsigned top_k;
+    // Best log-probabilities to report; NONE reports nothing.
+    unsigned logprobs;
+    float presence, frequency, repetition;
+    // Places in the lists: pairs of token and bits of a float; tokens; pairs of token and count; words, NONE without.
+    unsigned bias, biases, forbidden, forbiddens, counted, counts, mask, unused;
+};
+
+// Orders tokens from the best: larger logits first (as total_cmp orders them), lower ids among equals.
+__device__ __forceinline__ uint64_t rank_of(float l, unsigned token) {
+    const unsigned bits = __float_as_uint(l);
+    const unsigned ascending = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    return static_cast<uint64_t>(~ascending) << 32 | token;
+}
+
+__device__ __forceinline__ float logit_of(uint64_t rank) {
+    const unsigned ascending = ~static_cast<unsigned>(rank >> 32);
+    return __uint_as_float(ascending & 0x80000000u ? ascending & 0x7fffffffu : ~ascending);
+}
+
+// Whether a is kept before b.
+__device__ __forceinline__ bool before(float a, unsigned a_token, float b, unsigned b_token) {
+    return a > b || (a == b && a_token < b_token);
+}
+
+// `merge` over all threads' values, in every thread; one fixed tree.
+template <class T, class Merge>
+__device__ __forceinline__ T over_block(T v, const Merge& merge) {
+    __shared__ T partial[THREADS / 32];
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        v = merge(v, T::from(v, step));
+    }
+    if (threadIdx.x % 32 == 0) {
+        partial[threadIdx.x / 32] = v;
+    }
+    __syncthreads();
+    v = partial[threadIdx.x % (THREADS / 32)];
+#pragma unroll
+    for (int step = THREADS / 64; step > 0; step /= 2) {
+        v = merge(v, T::from(v, step));
+    }
+    __syncthreads();
+    return v;
+}
+
+template <class V>
+struct Single {
+    V v;
+    static __device__ __forceinline__ Single from(const Single& own, int step) {
+        return {__shfl_xor_sync(ALL, own.v, step)};
+    }
+};
+
+// A value and the token that has it.
+template <class V>
+struct Best {
+    V v;
+    unsigned token;
+    static __device__ __forceinline__ Best from(const Best& own, int step) {
+        return {__shfl_xor_sync(ALL, own.v, step), __shfl_xor_sync(ALL, own.token, step)};
+    }
+    static __device__ __forceinline__ Best better(const Best& a, const Best& b) {
+        return b.v > a.v || (b.v == a.v && b.token < a.token) ? b : a;
+    }
+};
+
+struct Counters {
+    unsigned long long bins[BINS];
+    unsigned long long warps[THREADS / 32];
+    unsigned long long needed;
+    unsigned bin;
+};
+
+// Finds the bin at which the sum from the first bin on reaches `needed`, and what is needed of that bin. Returns NONE when
+// all bins together do not reach it.
+__device__ __forceinline__ unsigned reach(Counters& c, unsigned long long& needed) {
+    constexpr unsigned OWN = BINS / THREADS;
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    unsigned long long sum = 0;
+#pragma unroll
+    for (unsigned i = 0; i < OWN; i++) {
+        sum += c.bins[threadIdx.x * OWN + i];
+    }
+    unsigned long long through = sum;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const unsigned long long other = __shfl_up_sync(ALL, through, step);
+        through += lane >= static_cast<unsigned>(step) ? other : 0;
+    }
+    if (lane == 31) {
+        c.warps[warp] = through;
+    }
+    if (threadIdx.x == 0) {
+        c.bin = NONE;
+    }
+    __syncthreads();
+    for (unsigned w = 0; w < warp; w++) {
+        through += c.warps[w];
+    }
+    unsigned long long passed = through - sum;
+    if (passed < needed && through >= needed) {
+        for (unsigned i = 0; i < OWN; i++) {
+            const unsigned long long here = c.bins[threadIdx.x * OWN + i];
+            if (passed + here >= needed) {
+                c.bin = threadIdx.x * OWN + i;
+                c.needed = needed - passed;
+                break;
+            }
+            passed += here;
+        }
+    }
+    __syncthreads();
+    needed = c.needed;
+    const unsigned bin = c.bin;
+    __syncthreads();
+    return bin;
+}
+
+// The rank at which the sum of `weight(l)` over the tokens with `keep(l, rank)`, from the best on, reaches `needed` (more
+// than 0); all ones when it is never reached. First by distance from `top` in steps of 1 / slope, so that few tokens share
+// a counter, then by the digits of the rank.
+template <class Keep, class Weight>
+__device__ __forceinline__ uint64_t select(const float* l, unsigned vocab, float top, float slope, unsigned long long needed, Counters& c,
+                           const Keep& keep, const Weight& weight) {
+    // The lowest bit of each pass's digit, a byte each from the right: 0 (unused), 53, 42, 32, 11, 0. Digits have 11 bits,
+    // the fourth 10; between 32 and 22 there is no bit of a token's id.
+    constexpr unsigned long long SHIFTS = 0x000b202a3500ull;
+    unsigned first_bin = 0;
+    uint64_t found = 0;
+    for (int pass = 0; pass < 6; pass++) {
+        for (unsigned i = threadIdx.x; i < BINS; i += THREADS) {
+            c.bins[i] = 0;
+        }
+        __syncthreads();
+        const int shift = static_cast<int>(SHIFTS >> (8 * pass) & 255), bits = pass == 3 ? 10 : 11, known = shift + bits;
+        for (unsigned base = 0; base < vocab; base += THREADS) {
+            const unsigned t = base + threadIdx.x;
+            unsigned bin = 0;
+            unsigned long long w = 0;
+            if (t < vocab) {
+                const float v = l[t];
+                const uint64_t rank = rank_of(v, t);
+                if (keep(v, rank)) {
+                    const unsigned distance = static_cast<unsigned>(fminf((top - v) * slope, BINS - 1.f));
+                    if (pass == 0) {
+                        bin = distance;
+                        w = weight(v);
+                    } else if (distance == first_bin && (pass == 1 || rank >> known == found >> known)) {
+                        bin = static_cast<unsigned>(rank >> shift) & ((1u << bits) - 1);
+                        w = weight(v);
+                    }
+                }
+            }
+            const unsigned live = __ballot_sync(ALL, w > 0);
+            if (live == 0) {
+                continue;
+            }
+            // A warp with one bin adds once: else equal logits would wait for each other.
+            const unsigned some = __shfl_sync(ALL, bin, __ffs(static_cast<int>(live)) - 1);
+            if (__all_sync(ALL, w == 0 || bin == some)) {
+#pragma unroll
+                for (int step = 16; step > 0; step /= 2) {
+                    w += __shfl_xor_sync(ALL, w, step);
+                }
+                if (threadIdx.x % 32 == 0) {
+                    atomicAdd(c.bins + some, w);
+                }
+            } else if (w > 0) {
+                atomicAdd(c.bins + bin, w);
+            }
+        }
+        __syncthreads();
+        const unsigned bin = reach(c, needed);
+        if (bin == NONE) {
+            return ~0ull;
+        }
+        if (pass == 0) {
+            first_bin = bin;
+        } else {
+            found |= static_cast<uint64_t>(bin) << shift;
+        }
+    }
+    return found;
+}
+
+}  // namespace
+
+// Grid rows, 512 threads. logits float [rows, vocab]; changed float [rows, vocab] is scratch; lists u32. tokens u32 [rows];
+// bad u32 [rows]: the first token whose logit is not finite, or NONE. chosen float [rows] and top_tokens u32, top float
+// [rows, 20] are written where log-probabilities are asked for.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+sample(const float* __restrict__ logits, float* __restrict__ changed, const Row* __restrict__ rows,
+       const unsigned* __restrict__ lists, unsigned* __restrict__ tokens, unsigned* __restrict__ bad,
+       float* __restrict__ chosen, unsigned* __restrict__ top_tokens, float* __restrict__ top_logprobs, unsigned vocab) {
+    __shared__ Counters counters;
+    __shared__ uint64_t best_ranks[MOST_TOP];
+    __shared__ unsigned listed;
+    const Row row = rows[blockIdx.x];
+    if (!row.active) {
+        if (threadIdx.x == 0) {
+            tokens[blockIdx.x] = NONE;
+            bad[blockIdx.x] = NONE;
+        }
+        return;
+    }
+    const float infinity = __int_as_float(0x7f800000);
+    const float* raw = logits + size_t(blockIdx.x) * vocab;
+    float* own = changed + size_t(blockIdx.x) * vocab;
+    const bool changes = row.biases || row.forbiddens || row.counts || row.mask != NONE;
+    unsigned first_bad = NONE;
+    float most = -infinity, least = infinity;
+    for (unsigned t = threadIdx.x; t < vocab; t += THREADS) {
+        float v = raw[t];
+        first_bad = min(first_bad, isfinite(v) ? NONE : t);
+        most = fmaxf(most, v);
+        least = v > -infinity ? fminf(least, v) : least;
+        if (changes) {
+            own[t] = v;
+        }
+    }
+    first_bad = over_block(Single<unsigned>{first_bad}, [](auto a, auto b) { return Single<unsigned>{min(a.v, b.v)}; }).v;
+    most = over_block(Single<float>{most}, [](auto a, auto b) { return Single<float>{fmaxf(a.v, b.v)}; }).v;
+    least = over_block(Single<float>{least}, [](auto a, auto b) { return Single<float>{fminf(a.v, b.v)}; }).v;
+    const auto count = [](float) { return 1ull; };
+
+    // Log-probabilities of the logits as they came.
+    double log_sum = 0.0;
+    if (row.logprobs != NONE) {
+        double sum = 0.0;
+        for (unsigned t = threadIdx.x; t < vocab; t += THREADS) {
+            sum += exp(static_cast<double>(raw[t] - most));
+        }
+        log_sum = log(over_block(Single<double>{sum}, [](auto a, auto b) { return Single<double>{a.v + b.v}; }).v);
+        const unsigned n = min(min(row.logprobs, MOST_TOP), vocab);
+        if (n > 0) {
+            const auto all = [](float, uint64_t) { return true; };
+            const uint64_t last = select(raw, vocab, most, (BINS - 1) / (most - least), n, counters, all, count);
+            if (threadIdx.x == 0) {
+                listed = 0;
+            }
+            __syncthreads();
+            for (unsigned t = threadIdx.x; t < vocab; t += THREADS) {
+                const uint64_t rank = rank_of(raw[t], t);
+                if (rank <= last) {
+                    const unsigned at = atomicAdd(&listed, 1u);
+                    if (at < MOST_TOP) {
+                        best_ranks[at] = rank;
+                    }
+                }
+            }
+            __syncthreads();
+            if (threadIdx.x < n) {
+                unsigned at = 0;
+                const uint64_t rank = best_ranks[threadIdx.x];
+                for (unsigned i = 0; i < n; i++) {
+                    at += best_ranks[i] < rank;
+                }
+                top_tokens[blockIdx.x * MOST_TOP + at] = static_cast<unsigned>(rank);
+                top_logprobs[blockIdx.x * MOST_TOP + at] =
+                    static_cast<float>(static_cast<double>(raw[static_cast<unsigned>(rank)] - most) - log_sum);
+            }
+            __syncthreads();
+        }
+    }
+
+    // What the request changes.
+    const float* l = raw;
+    if (changes) {
+        l = own;
+        __syncthreads();
+        for (unsigned i = threadIdx.x; i < row.biases; i += THREADS) {
+            const unsigned* pair = lists + row.bias + 2 * size_t(i);
+            own[pair[0]] = __fadd_rn(own[pair[0]], __uint_as_float(pair[1]));
+        }
+        __syncthreads();
+        for (unsigned i = threadIdx.x; i < row.forbiddens; i += THREADS) {
+            own[lists[row.forbidden + i]] = -infinity;
+        }
+        __syncthreads();
+        if (row.mask != NONE) {
+            for (unsigned t = threadIdx.x; t < vocab; t += THREADS) {
+                if (!(lists[row.mask + t / 32] >> t % 32 & 1)) {
+                    own[t] = -infinity;
+                }
+            }
+            __syncthreads();
+        }
+        for (unsigned i = threadIdx.x; i < row.counts; i += THREADS) {
+            const unsigned* pair = lists + row.counted + 2 * size_t(i);
+            float v = own[pair[0]];
+            if (row.repetition != 1.f) {
+                v = v > 0.f ? __fdiv_rn(v, row.repetition) : __fmul_rn(v, row.repetition);
+            }
+            if (pair[1] > 0) {
+                v = __fsub_rn(v, __fadd_rn(__fmul_rn(row.frequency, static_cast<float>(pair[1])), row.presence));
+            }
+            own[pair[0]] = v;
+        }
+        __syncthreads();
+    }
+
+    // The best logit; token 0 where there is none.
+    Best<float> best{-infinity, 0};
+    least = infinity;
+    for (unsigned t = threadIdx.x; t < vocab; t += THREADS) {
+        const float v = l[t];
+        if (v > best.v) {
+            best = {v, t};
+        }
+        least = v > -infinity ? fminf(least, v) : least;
+    }
+    // Threads without any candidate have token 0 at minus infinity, which no candidate loses to.
+    best = over_block(best, [](auto a, auto b) { return Best<float>::better(a, b); });
+    least = over_block(Single<float>{least}, [](auto a, auto b) { return Single<float>{fminf(a.v, b.v)}; }).v;
+    const unsigned top = best.token;
+    const float top_logit = l[top];
+    unsigned token = top;
+    if (row.temperature > 0.f) {
+        const double temperature = static_cast<double>(row.temperature);
+        const auto weight = [&](float v) {
+            return longwave::noise_exp(__ddiv_rn(__dsub_rn(static_cast<double>(v), static_cast<double>(top_logit)), temperature));
+        };
+        // The worst token that the cuts keep.
+        bool cuts = false;
+        float last = 0.f;
+        unsigned last_token = 0;
+        uint64_t last_rank = ~0ull;
+        if (row.top_k > 0 && row.top_k < vocab) {
+            const auto candidate = [&](float v, uint64_t) { return v > -infinity; };
+            last_rank = select(l, vocab, top_logit, (BINS - 1) / (top_logit - least), row.top_k, counters, candidate, count);
+            cuts = last_rank != ~0ull;
+            last = logit_of(last_rank);
+            last_token = static_cast<unsigned>(last_rank);
+        }
+        const auto kept = [&](float v, uint64_t rank) { return v > -infinity && rank <= last_rank; };
+        const float per_temperature = 1.f / row.temperature;
+        if (row.min_p > 0.f && top_logit > -infinity) {
+            // Weights fall with the distance; where the distance decides clearly, the weight is not computed.
+            const float bound = -logf(row.min_p), margin = 1e-3f * (1.f + fabsf(bound));
+            uint64_t worst = 0;
+            for (unsigned t = threadIdx.x; t < vocab; t += THREADS) {
+                const float v = l[t];
+                const uint64_t rank = rank_of(v, t);
+                const float distance = (top_logit - v) * per_temperature;
+                if (kept(v, rank) && !(distance > bound + margin) &&
+                    (distance < bound - margin || weight(v) >= static_cast<double>(row.min_p))) {
+                    worst = max(worst, rank);
+                }
+            }
+            worst = over_block(Single<unsigned long long>{worst},
+                               [](auto a, auto b) { return Single<unsigned long long>{max(a.v, b.v)}; }).v;
+            worst = worst ? worst : rank_of(top_logit, top);
+            cuts = true;
+            last = logit_of(worst);
+            last_token = static_cast<unsigned>(worst);
+        }
+        if (row.top_p < 1.f && top_logit > -infinity) {
+            const auto parts = [&](float v) {
+                return (top_logit - v) * per_temperature > 34.f ? 0ull : __double2ull_rn(__dmul_rn(weight(v), ONE));
+            };
+            unsigned long long sum = 0;
+            for (unsigned t = threadIdx.x; t < vocab; t += THREADS) {
+                const float v = l[t];
+                sum += kept(v, rank_of(v, t)) ? parts(v) : 0;
+            }
+            sum = over_block(Single<unsigned long long>{sum},
+                             [](auto a, auto b) { return Single<unsigned long long>{a.v + b.v}; }).v;
+            const double share = ceil(__dmul_rn(static_cast<double>(row.top_p), static_cast<double>(sum)));
+            const unsigned long long needed = min(max(static_cast<unsigned long long>(share), 1ull), sum);
+            const uint64_t worst = select(l, vocab, top_logit, per_temperature * (BINS / 34.f), needed, counters, kept, parts);
+            if (worst != ~0ull) {
+                const float v = logit_of(worst);
+                const unsigned t = static_cast<unsigned>(worst);
+                if (!cuts || before(v, t, last, last_token)) {
+                    cuts = true;
+                    last = v;
+                    last_token = t;
+                }
+            }
+        }
+        // The likeliest token first: it sets a bar that most others do not reach even with their largest noise.
+        const uint64_t noise = longwave::noise_of(row.seed, row.position);
+        const auto scaled = [&](float v) { return __ddiv_rn(static_cast<double>(v), temperature); };
+        Best<double> score{__dadd_rn(scaled(top_logit), longwave::gumbel(longwave::noise_bits(noise, top))), top};
+        for (unsigned t = threadIdx.x; t < vocab; t += THREADS) {
+            const float v = l[t];
+            const double x = scaled(v);
+            const uint64_t bits = longwave::noise_bits(noise, t);
+            if (__dadd_rn(x, longwave::gumbel_bound(bits)) >= score.v && v > -infinity &&
+                !(cuts && before(last, last_token, v, t))) {
+                score = Best<double>::better(score, Best<double>{__dadd_rn(x, longwave::gumbel(bits)), t});
+            }
+        }
+        token = over_block(score, [](auto a, auto b) { return Best<double>::better(a, b); }).token;
+    }
+    if (threadIdx.x == 0) {
+        tokens[blockIdx.x] = token;
+        bad[blockIdx.x] = first_bad;
+        if (row.logprobs != NONE) {
+            chosen[blockIdx.x] = static_cast<float>(static_cast<double>(raw[token] - most) - log_sum);
+        }
+    }
+}

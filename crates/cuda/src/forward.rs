@@ -1,0 +1,334 @@
+//! The forward pass of a step (model.md 4) on one stream: lists, embedding, blocks, head.
+//!
+//! Assumes a step that was checked and whose lists are on the GPU. Launches depend on the numbers of tokens, sequences and
+//! rows alone. Every row has the same bits whatever else is in the step.
+
+use longwave_model::ModelConfig;
+use longwave_model::config::LayerKind;
+use longwave_model::geometry::CacheKind;
+
+use crate::driver::{Context, DeviceSlice, DriverError, Stream};
+use crate::ops::Pages;
+use crate::ops::attend::{Attend, Attention as Core, Entries};
+use crate::ops::compress::{Compress, Compressor as Closing};
+use crate::ops::ends::Ends;
+use crate::ops::index::{Index, Queries, Selection};
+use crate::ops::keys::{Gather, Heads, Keys, Projected};
+use crate::ops::linear::Linear;
+use crate::ops::mhc::{Before, Mhc};
+use crate::ops::moe::Moe;
+use crate::ops::quantise::Quantise;
+use crate::ops::rope::{Angles, Rope};
+use crate::pools::Pools;
+use crate::scratch::Scratch;
+use crate::weights::{Attention, Block, Mixer, Weights};
+
+/// A model whose steps can be launched.
+pub struct Model {
+    /// Its configuration.
+    pub config: ModelConfig,
+    /// Weights.
+    pub weights: Weights,
+    /// Cache.
+    pub pools: Pools,
+    /// Buffers of a step.
+    pub scratch: Scratch,
+    ops: Ops,
+    /// Frequencies of window layers and of compressed ones.
+    frequencies: [DeviceSlice<f32>; 2],
+}
+
+/// All kernels.
+struct Ops {
+    linear: Linear,
+    quantise: Quantise,
+    mhc: Mhc,
+    ends: Ends,
+    rope: Rope,
+    keys: Keys,
+    compress: Compress,
+    index: Index,
+    attend: Attend,
+    moe: Moe,
+}
+
+/// Addresses and sizes of a step's lists.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Lists {
+    /// Rows.
+    pub tokens: u32,
+    /// [`crate::ops::BatchRow`]s.
+    pub rows: u64,
+    /// Token ids.
+    pub ids: u64,
+    /// Rows that close groups of four, as `rows`; those of a replay have no seat.
+    pub closing: u64,
+    /// Sequences as c128 compressors see them; those of a replay have no seat.
+    pub sequences: u64,
+    /// How many.
+    pub sequence_count: u32,
+    /// Rows of the longest.
+    pub most_rows: u32,
+    /// Seat and first position of each sequence.
+    pub starts: u64,
+    /// Attention jobs of one token each; of layer `l` at `jobs + l * job_stride`.
+    pub jobs: u64,
+    /// See `jobs`; 0 when all layers have the same.
+    pub job_stride: u64,
+    /// Jobs of several tokens, for layers without picks.
+    pub long_jobs: u64,
+    /// How many.
+    pub long_job_count: u32,
+    /// Most tokens of one of these.
+    pub long_job_tokens: u32,
+    /// Windows are read from the step's own pages.
+    pub local: bool,
+    /// Rows of a replay are among them: state is stored for them and no entry.
+    pub replays: bool,
+}
+
+impl Model {
+    /// Loads the kernels and arranges the experts.
+    pub fn new(
+        context: &Context,
+        stream: &Stream,
+        config: ModelConfig,
+        weights: Weights,
+        pools: Pools,
+        scratch: Scratch,
+        frequencies: [DeviceSlice<f32>; 2],
+    ) -> Result<Model, DriverError> {
+        let (formats, c) = (pools.layout().formats, &config);
+        let widest = c.hidden_size.max(c.moe_intermediate_size);
+        let ops = Ops {
+            linear: Linear::new(context)?,
+            quantise: Quantise::new(context)?,
+            mhc: Mhc::new(context, c.hc_eps, c.rms_norm_eps, c.hc_sinkhorn_iters)?,
+            ends: Ends::new(context, c.hc_eps, c.rms_norm_eps)?,
+            rope: Rope::new(context)?,
+            keys: Keys::new(context, formats.main)?,
+            compress: Compress::new(context, formats.main, formats.index)?,
+            index: Index::new(context, formats.index)?,
+            attend: Attend::new(context, formats.main)?,
+            moe: Moe::new(
+                context,
+                c.n_routed_experts,
+                c.num_experts_per_tok,
+                c.routed_scaling_factor,
+                c.swiglu_limit,
+                widest,
+            )?,
+        };
+        frequencies[0].write(stream, &longwave_model::rope::main(c))?;
+        frequencies[1].write(stream, &longwave_model::rope::compressed(c))?;
+        scratch.pairs.prepare(stream)?;
+        for block in &weights.layers {
+            ops.moe.arrange(stream, &block.moe.gate_up)?;
+            ops.moe.arrange(stream, &block.moe.down)?;
+        }
+        Ok(Model { config, weights, pools, scratch, ops, frequencies })
+    }
+
+    /// Runs the main layers over the rows of `lists`; the streams are in the scratch afterwards.
+    pub fn trunk(&self, stream: &Stream, lists: &Lists) -> Result<(), DriverError> {
+        let (s, d) = (&self.scratch, self.config.hidden_size as u32);
+        for (table, frequencies, ratio) in [(0, 0, 1), (1, 1, 1), (2, 1, 4), (3, 1, 128)] {
+            let angles = Angles {
+                rows: lists.rows,
+                frequencies: self.frequencies[frequencies].address(),
+                out: s.angles[table].address(),
+                tokens: lists.tokens,
+                ratio,
+            };
+            self.ops.rope.fill(stream, &angles)?;
+        }
+        self.ops.ends.embed(stream, &self.weights.embed.values, lists.ids, &s.streams, d, lists.tokens)?;
+        for (layer, block) in self.weights.layers.iter().enumerate() {
+            self.block(stream, layer, block, lists)?;
+        }
+        Ok(())
+    }
+
+    /// Logits float `[count, V]` of rows (address of `u32 [count]`) of the streams.
+    pub fn logits(&self, stream: &Stream, rows: u64, count: u32) -> Result<(), DriverError> {
+        let (s, w, d) = (&self.scratch, &self.weights, self.config.hidden_size as u32);
+        self.ops.ends.collapse(stream, &s.streams, rows, &w.hc_head, &w.norm, &s.head_input, d, count)?;
+        self.ops.linear.bf16(stream, &w.head, &s.head_input, &s.logits, count)
+    }
+
+    fn block(&self, stream: &Stream, layer: usize, b: &Block, lists: &Lists) -> Result<(), DriverError> {
+        let (s, d, t) = (&self.scratch, self.config.hidden_size as u32, lists.tokens);
+        self.before(stream, &b.hc_attn, &b.attn_norm, t)?;
+        self.attention(stream, layer, &b.attn, lists)?;
+        self.ops.mhc.after(stream, &s.streams, &s.output, &s.mix, d, t)?;
+        self.before(stream, &b.hc_ffn, &b.ffn_norm, t)?;
+        self.experts(stream, b, lists)?;
+        self.ops.mhc.after(stream, &s.streams, &s.output, &s.mix, d, t)
+    }
+
+    /// A sublayer's input: `normed` and, quantised, `input`.
+    fn before(&self, stream: &Stream, mixer: &Mixer, norm: &DeviceSlice<f32>, t: u32) -> Result<(), DriverError> {
+        let s = &self.scratch;
+        let before =
+            Before { streams: &s.streams, partial: &s.partial, mix: &s.mix, normed: &s.normed, codes: &s.input };
+        self.ops.mhc.before(stream, &before, mixer, norm, self.config.hidden_size as u32, t)
+    }
+
+    fn pages(&self, kind: CacheKind, layer: usize) -> Pages {
+        self.pools.pages(kind, layer).expect("a layer of this kind has this cache")
+    }
+
+    /// Attention (model.md 6), from `normed` and `input` to `output`.
+    fn attention(&self, stream: &Stream, layer: usize, a: &Attention, lists: &Lists) -> Result<(), DriverError> {
+        let (s, c, t, eps) = (&self.scratch, &self.config, lists.tokens, self.config.rms_norm_eps);
+        let (low, heads) = (c.q_lora_rank as u32, c.num_attention_heads as u32);
+        let angles = s.angles[usize::from(a.kind != LayerKind::Window)].address();
+        let window = self.pages(CacheKind::Window, layer);
+        let local = self.pools.local();
+        self.ops.linear.fp8(stream, &a.wq_a_wkv, &s.input, &s.q_kv, t)?;
+        let projected = Projected {
+            products: s.q_kv.address(),
+            rows: lists.rows,
+            angles,
+            q_norm: a.q_norm.address(),
+            kv_norm: a.kv_norm.address(),
+            codes: s.q_low.codes.address(),
+            scales: s.q_low.scales.address(),
+            window,
+            local: if lists.local { local } else { Pages { table: 0, ..local } },
+            tokens: t,
+            q_width: low,
+            eps,
+        };
+        if lists.local {
+            let gather = Gather { sequences: lists.starts, count: lists.sequence_count, window, local };
+            self.ops.keys.gather(stream, &gather)?;
+        }
+        self.ops.keys.project(stream, &projected)?;
+        self.compress(stream, layer, a, lists)?;
+
+        self.ops.linear.fp8(stream, &a.wq_b, &s.q_low, &s.q_wide, t)?;
+        let queries =
+            Heads { products: s.q_wide.address(), rows: lists.rows, angles, out: s.q.address(), tokens: t, heads, eps };
+        self.ops.keys.queries(stream, &queries)?;
+        let entries = match a.kind {
+            LayerKind::Window => Entries::Window,
+            LayerKind::C128 => Entries::All { pages: self.pages(CacheKind::C128Main, layer), ratio: 128 },
+            LayerKind::C4 => {
+                self.select(stream, layer, a, lists)?;
+                Entries::Picked {
+                    pages: self.pages(CacheKind::C4Main, layer),
+                    picks: s.picks.address(),
+                    len: c.index_topk as u32,
+                    counts: s.pick_counts.address(),
+                }
+            }
+        };
+        let single = a.kind == LayerKind::C4 || lists.long_job_count == 0;
+        let core = Core {
+            queries: s.q.address(),
+            sinks: a.sink.address(),
+            angles,
+            jobs: if single { lists.jobs + lists.job_stride * layer as u64 } else { lists.long_jobs },
+            job_count: if single { t } else { lists.long_job_count },
+            job_tokens: if single { 1 } else { lists.long_job_tokens },
+            window: if lists.local { local } else { window },
+            reach: c.sliding_window - 1,
+            entries,
+            heads,
+            out: 0,
+            codes: s.o.codes.address(),
+            scales: s.o.scales.address(),
+        };
+        self.ops.attend.attend(stream, &core)?;
+        let wide = (c.o_groups * c.o_lora_rank) as u32;
+        self.ops.linear.grouped(stream, &a.wo_a, c.o_groups as u32, &s.o, &s.o_low_wide, t)?;
+        self.ops.quantise.codes(stream, &s.o_low_wide, &s.o_low, t * wide)?;
+        self.ops.linear.fp8(stream, &a.wo_b, &s.o_low, &s.product, t)?;
+        self.ops.quantise.bf16(stream, &s.product, &s.output, t * c.hidden_size as u32)
+    }
+
+    /// Entries of groups that end, and the state of open ones (model.md 6.4).
+    fn compress(&self, stream: &Stream, layer: usize, a: &Attention, lists: &Lists) -> Result<(), DriverError> {
+        let (s, t, eps) = (&self.scratch, lists.tokens, self.config.rms_norm_eps);
+        let Some(compressor) = &a.compressor else { return Ok(()) };
+        self.ops.linear.bf16(stream, &compressor.projection, &s.normed, &s.compressed, t)?;
+        let closing =
+            |products: &DeviceSlice<f32>, c: &crate::weights::Compressor, table: usize, state, entries| Closing {
+                products: products.address(),
+                ape: c.ape.address(),
+                angles: s.angles[table].address(),
+                norm: c.norm.address(),
+                state: self.pages(state, layer),
+                entries: self.pages(entries, layer),
+                eps,
+            };
+        let Some(indexer) = &a.indexer else {
+            let c = closing(&s.compressed, compressor, 3, CacheKind::C128State, CacheKind::C128Main);
+            return self.ops.compress.main128(stream, &c, lists.sequences, lists.sequence_count, lists.most_rows);
+        };
+        let keys = &indexer.compressor;
+        self.ops.linear.bf16(stream, &keys.projection, &s.normed, &s.index_compressed, t)?;
+        let main = closing(&s.compressed, compressor, 2, CacheKind::C4State, CacheKind::C4Main);
+        let index = closing(&s.index_compressed, keys, 2, CacheKind::IndexState, CacheKind::C4Index);
+        self.ops.compress.main4(stream, &main, lists.closing, t)?;
+        self.ops.compress.index4(stream, &index, lists.closing, t)?;
+        if lists.replays {
+            // The rows of a replay store their state; all entries are there, and a table without blocks hides them.
+            let hidden = self.pools.hidden();
+            self.ops.compress.main4(stream, &Closing { entries: hidden, ..main }, lists.rows, t)?;
+            self.ops.compress.index4(stream, &Closing { entries: hidden, ..index }, lists.rows, t)?;
+        }
+        Ok(())
+    }
+
+    /// Entries that every row picks in a c4 layer (model.md 6.5).
+    fn select(&self, stream: &Stream, layer: usize, a: &Attention, lists: &Lists) -> Result<(), DriverError> {
+        let (s, c, t) = (&self.scratch, &self.config, lists.tokens);
+        let Some(indexer) = &a.indexer else { return Ok(()) };
+        let heads = c.index_n_heads as u32;
+        self.ops.linear.fp8(stream, &indexer.wq_b, &s.q_low, &s.index_wide, t)?;
+        self.ops.linear.bf16(stream, &indexer.weights_proj, &s.normed, &s.index_gates, t)?;
+        let queries = Queries {
+            products: s.index_wide.address(),
+            gates: s.index_gates.address(),
+            rows: lists.rows,
+            angles: s.angles[1].address(),
+            out: s.index_queries.address(),
+            weights: s.index_weights.address(),
+            tokens: t,
+            heads,
+        };
+        self.ops.index.queries(stream, &queries)?;
+        let selection = Selection {
+            queries: s.index_queries.address(),
+            weights: s.index_weights.address(),
+            rows: lists.rows,
+            keys: self.pages(CacheKind::C4Index, layer),
+            scratch: s.candidates.address(),
+            picks: s.picks.address(),
+            counts: s.pick_counts.address(),
+            tokens: t,
+            heads,
+            k: c.index_topk as u32,
+        };
+        self.ops.index.select(stream, &selection)
+    }
+
+    /// Experts (model.md 7), from `normed` and `input` to `output`.
+    fn experts(&self, stream: &Stream, b: &Block, lists: &Lists) -> Result<(), DriverError> {
+        let (s, c, t, moe) = (&self.scratch, &self.config, lists.tokens, &b.moe);
+        let (d, inner) = (c.hidden_size as u32, c.moe_intermediate_size as u32);
+        let o = &self.ops;
+        o.linear.bf16(stream, &moe.gate, &s.normed, &s.router, t)?;
+        let chosen = (&s.experts, &s.expert_weights);
+        o.moe.choose(stream, &s.router, &moe.route, lists.ids, chosen, &s.pairs, t)?;
+        o.moe.of_tokens(stream, &moe.gate_up, &s.input, &s.pairs, &s.gate_up, t)?;
+        o.moe.activate(stream, &s.gate_up, &s.pairs, &s.activated, inner, t)?;
+        o.moe.of_pairs(stream, &moe.down, &s.activated, &s.pairs, &s.down, t)?;
+        o.linear.fp8(stream, &moe.shared_gate_up, &s.input, &s.shared_gate_up, t)?;
+        o.moe.activate_shared(stream, &s.shared_gate_up, &s.shared_activated, inner, t)?;
+        o.linear.fp8(stream, &moe.shared_down, &s.shared_activated, &s.shared_down, t)?;
+        o.moe.combine(stream, &s.shared_down, &s.down, &s.pairs, &s.output, d, t)
+    }
+}

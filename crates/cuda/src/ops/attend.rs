@@ -1,0 +1,177 @@
+//! The core of attention (model.md 6.3, 6.6, 6.7) over window rows and entries in pages, for decode and prefill alike.
+//!
+//! A job is some tokens of one sequence. Assumes window pages with a position's row and, with `Entries::Picked`, one token
+//! per job. Refuses f32 entries.
+
+use longwave_model::MainFormat;
+
+use super::{Pages, no_kernels};
+use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream};
+
+/// Blocks that share the tiles of a row.
+const PARTS: u32 = 8;
+/// Query rows (tokens x heads) of a block, by kernel.
+const ROWS: [u32; 3] = [64, 32, 16];
+
+/// The kernels for one format of entries.
+pub struct Attend {
+    by_rows: [Kernel; 3],
+    multiprocessors: u32,
+}
+
+/// Some tokens of a sequence, as eight `u32` in memory of the GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct Job {
+    /// Row of the block tables.
+    pub seat: u32,
+    /// Row of the batch that holds the first token.
+    pub row: u32,
+    /// Tokens, at most the launch's `job_tokens`; 0 for a padded job, which writes nothing.
+    pub tokens: u32,
+    /// Position of the first token.
+    pub position: u32,
+    /// First position that has a window row.
+    pub oldest: u32,
+    /// Padding.
+    pub unused: [u32; 3],
+}
+
+/// Entries besides the window.
+#[derive(Debug, Clone, Copy)]
+pub enum Entries {
+    /// None.
+    Window,
+    /// All complete entries of `ratio` positions each.
+    All {
+        /// Where they are.
+        pages: Pages,
+        /// Positions per entry.
+        ratio: u32,
+    },
+    /// Those in a list.
+    Picked {
+        /// Where they are.
+        pages: Pages,
+        /// u32 `[T, len]`.
+        picks: u64,
+        /// Entries that a row of `picks` has room for.
+        len: u32,
+        /// u32 `[T]`: how many are picked.
+        counts: u64,
+    },
+}
+
+/// One launch.
+#[derive(Debug, Clone, Copy)]
+pub struct Attention {
+    /// bf16 `[T, heads, 512]`, normed and rotated.
+    pub queries: u64,
+    /// f32 `[heads]`.
+    pub sinks: u64,
+    /// f32 `[T, 64]`.
+    pub angles: u64,
+    /// [`Job`]s.
+    pub jobs: u64,
+    /// How many, padded ones included.
+    pub job_count: u32,
+    /// Most tokens of a job: 1, 2 or 4.
+    pub job_tokens: u32,
+    /// Window rows.
+    pub window: Pages,
+    /// Positions before its own that a query sees.
+    pub reach: u32,
+    /// What else it sees.
+    pub entries: Entries,
+    /// Query heads.
+    pub heads: u32,
+    /// Rotated back, bf16 `[T, heads, 512]`; 0 for none.
+    pub out: u64,
+    /// The same as e4m3 `[T, heads * 512]`; 0 for none.
+    pub codes: u64,
+    /// Scales of the codes, f32 `[T, heads * 4]`.
+    pub scales: u64,
+}
+
+/// Dynamic shared memory of a block: queries, two tiles, scores of both halves, three numbers per row.
+fn shared_bytes(rows: u32) -> u32 {
+    rows * 1024 + 2 * 64 * 1024 + rows * 544 + rows * 12
+}
+
+impl Attend {
+    /// Loads the kernels for entries in `format`.
+    pub fn new(context: &Context, format: MainFormat) -> Result<Attend, DriverError> {
+        let names = match format {
+            MainFormat::Fp8 => ["attend_fp8_64", "attend_fp8_32", "attend_fp8_16"],
+            MainFormat::Bf16 => ["attend_bf16_64", "attend_bf16_32", "attend_bf16_16"],
+            MainFormat::F32 => return Err(no_kernels("entries", format.name())),
+        };
+        let module = Module::load(context, "attend")?;
+        let kernel = |i: usize| module.kernel(names[i], shared_bytes(ROWS[i]));
+        let by_rows = [kernel(0)?, kernel(1)?, kernel(2)?];
+        Ok(Attend { by_rows, multiprocessors: context.gpu().multiprocessors })
+    }
+
+    /// Attends for all jobs. Bits do not depend on how tokens are cut into jobs.
+    pub fn attend(&self, stream: &Stream, a: &Attention) -> Result<(), DriverError> {
+        assert!([1, 2, 4].contains(&a.job_tokens), "jobs of {} tokens", a.job_tokens);
+        let nowhere = Pages { pool: 0, table: 0, unit_bytes: 0, table_len: 0, shift: 0 };
+        let (pages, ratio, picks, len, counts) = match a.entries {
+            Entries::Window => (nowhere, 0, 0, 0, 0),
+            Entries::All { pages, ratio } => (pages, ratio, 0, 0, 0),
+            Entries::Picked { pages, picks, len, counts } => {
+                assert_eq!(a.job_tokens, 1, "picks belong to one token");
+                (pages, 4, picks, len, counts)
+            }
+        };
+        let which = self.rows(a);
+        let block_heads = ROWS[which] / a.job_tokens;
+        let [w0, w1, w2, w3, w4] = a.window.arguments();
+        let [e0, e1, e2, e3, e4] = pages.arguments();
+        let arguments = [
+            Argument::Pointer(a.queries),
+            Argument::Pointer(a.sinks),
+            Argument::Pointer(a.angles),
+            Argument::Pointer(a.jobs),
+            w0,
+            w1,
+            w2,
+            w3,
+            w4,
+            e0,
+            e1,
+            e2,
+            e3,
+            e4,
+            Argument::Pointer(picks),
+            len.into(),
+            Argument::Pointer(counts),
+            Argument::Pointer(a.out),
+            Argument::Pointer(a.codes),
+            Argument::Pointer(a.scales),
+            a.heads.into(),
+            a.job_tokens.into(),
+            a.reach.into(),
+            ratio.into(),
+        ];
+        let grid = Grid {
+            blocks: [PARTS, a.heads.div_ceil(block_heads), a.job_count],
+            threads: 256,
+            shared_bytes: shared_bytes(ROWS[which]),
+            cluster: PARTS,
+            overlaps: false,
+        };
+        stream.launch(&self.by_rows[which], grid, &arguments)
+    }
+
+    /// The kernel of this launch: the most rows per block that still give every multiprocessor a block, and no more rows
+    /// than there are.
+    fn rows(&self, a: &Attention) -> usize {
+        let fits = |rows: u32| {
+            let block_heads = rows / a.job_tokens;
+            let blocks = PARTS * a.heads.div_ceil(block_heads) * a.job_count;
+            block_heads <= a.heads && blocks >= self.multiprocessors
+        };
+        ROWS.iter().position(|&rows| fits(rows)).unwrap_or(2)
+    }
+}

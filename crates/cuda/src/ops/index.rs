@@ -1,0 +1,156 @@
+//! The indexer of c4 layers (model.md 6.5): queries and head weights, scores of all visible keys, the exact k best.
+//!
+//! Scratch holds candidates of segments, never scores of a context. Assumes at most 64 heads, k at most 1,024 and pages of
+//! at least 32 keys. Refuses f32 keys.
+
+use longwave_model::IndexFormat;
+
+use super::{Pages, no_kernels};
+use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream};
+
+/// Blocks that a launch is cut into, if its rows are fewer: twice the multiprocessors of an H200.
+const BLOCKS: u32 = 264;
+/// Most segments of a row's entries.
+const SEGMENTS: u32 = 64;
+
+/// The kernels for one format of keys.
+pub struct Index {
+    queries: Kernel,
+    scores: Kernel,
+    merge: Kernel,
+}
+
+/// Queries and head weights, from their products.
+#[derive(Debug, Clone, Copy)]
+pub struct Queries {
+    /// f32 `[T, heads, 128]`.
+    pub products: u64,
+    /// Products with `weights_proj`, f32 `[T, heads]`.
+    pub gates: u64,
+    /// [`BatchRow`](super::BatchRow)s `[T]`.
+    pub rows: u64,
+    /// f32 `[T, 64]`.
+    pub angles: u64,
+    /// bf16 `[T, heads, 128]`: values on the grid of the keys.
+    pub out: u64,
+    /// f32 `[T, heads]`.
+    pub weights: u64,
+    /// Rows, padded ones included.
+    pub tokens: u32,
+    /// Index heads.
+    pub heads: u32,
+}
+
+/// A selection.
+#[derive(Debug, Clone, Copy)]
+pub struct Selection {
+    /// bf16 `[T, heads, 128]`.
+    pub queries: u64,
+    /// f32 `[T, heads]`.
+    pub weights: u64,
+    /// [`BatchRow`](super::BatchRow)s `[T]`; a row at position `p` sees `(p + 1) / 4` keys.
+    pub rows: u64,
+    /// Index keys.
+    pub keys: Pages,
+    /// [`scratch_bytes`] bytes, aligned to 8.
+    pub scratch: u64,
+    /// u32 `[T, k]`, ascending.
+    pub picks: u64,
+    /// u32 `[T]`: how many were picked, `min(k, visible)`.
+    pub counts: u64,
+    /// Rows, padded ones included.
+    pub tokens: u32,
+    /// Index heads.
+    pub heads: u32,
+    /// Most entries to pick.
+    pub k: u32,
+}
+
+/// Bytes of scratch for selections of `k` over at most `tokens` rows.
+pub fn scratch_bytes(tokens: u32, k: u32) -> u64 {
+    u64::from(tokens.max(BLOCKS)) * (u64::from(k) * 8 + 4)
+}
+
+/// Segments of each row's entries.
+fn segments(tokens: u32) -> u32 {
+    (BLOCKS / tokens.max(1)).clamp(1, SEGMENTS)
+}
+
+impl Index {
+    /// Loads the kernels for keys in `format`.
+    pub fn new(context: &Context, format: IndexFormat) -> Result<Index, DriverError> {
+        let (queries, scores) = match format {
+            IndexFormat::Fp8 => ("index_queries_fp8", "index_scores_fp8"),
+            IndexFormat::Fp4 => ("index_queries_fp4", "index_scores_fp4"),
+            IndexFormat::Bf16 => ("index_queries_bf16", "index_scores_bf16"),
+            IndexFormat::F32 => return Err(no_kernels("index keys", format.name())),
+        };
+        let module = Module::load(context, "index")?;
+        let kernel = |name| module.kernel(name, 0);
+        Ok(Index { queries: kernel(queries)?, scores: kernel(scores)?, merge: kernel("index_merge")? })
+    }
+
+    /// Rotates and rounds queries, scales head weights.
+    pub fn queries(&self, stream: &Stream, q: &Queries) -> Result<(), DriverError> {
+        let weight_scale = (128f64.powf(-0.5) * f64::from(q.heads).powf(-0.5)) as f32;
+        let arguments = [
+            Argument::Pointer(q.products),
+            Argument::Pointer(q.gates),
+            Argument::Pointer(q.rows),
+            Argument::Pointer(q.angles),
+            Argument::Pointer(q.out),
+            Argument::Pointer(q.weights),
+            q.heads.into(),
+            weight_scale.into(),
+        ];
+        let blocks = [q.heads.div_ceil(8), q.tokens, 1];
+        stream.launch(&self.queries, Grid { blocks, ..Grid::new(1, 256) }, &arguments)
+    }
+
+    /// Picks the k best entries of every row.
+    pub fn select(&self, stream: &Stream, s: &Selection) -> Result<(), DriverError> {
+        assert!(s.heads <= 64 && s.k <= 1024 && s.keys.shift >= 5, "{s:?}");
+        let segments = segments(s.tokens);
+        // Candidates first, then how many each segment has.
+        let counts = s.scratch + u64::from(s.tokens) * u64::from(segments) * u64::from(s.k) * 8;
+        let [k0, k1, k2, k3, k4] = s.keys.arguments();
+        let arguments = [
+            Argument::Pointer(s.queries),
+            Argument::Pointer(s.weights),
+            Argument::Pointer(s.rows),
+            k0,
+            k1,
+            k2,
+            k3,
+            k4,
+            Argument::Pointer(s.scratch),
+            Argument::Pointer(counts),
+            s.heads.into(),
+            s.k.into(),
+        ];
+        stream.launch(&self.scores, Grid { blocks: [segments, s.tokens, 1], ..Grid::new(1, 256) }, &arguments)?;
+        let arguments = [
+            Argument::Pointer(s.rows),
+            Argument::Pointer(s.scratch),
+            Argument::Pointer(counts),
+            Argument::Pointer(s.picks),
+            Argument::Pointer(s.counts),
+            segments.into(),
+            s.k.into(),
+        ];
+        stream.launch(&self.merge, Grid::new(s.tokens, 256), &arguments)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scratch_holds_the_candidates_of_every_number_of_rows() {
+        for tokens in 1..=2000 {
+            let candidates = u64::from(tokens) * u64::from(segments(tokens));
+            assert!(candidates * (512 * 8 + 4) <= scratch_bytes(2000, 512), "{tokens}");
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! The core of attention against the CPU's, in both formats, and its bits beside other rows.
+
+use longwave_cpu::numerics::{Profile, fake_fp8_group, round_slice};
+use longwave_cpu::ops::attend::{State, TILE, tile};
+use longwave_cpu::ops::rope::Frequencies;
+use longwave_cpu::ops::rows::{load_main, store_main};
+use longwave_cuda::driver::{DeviceSlice, Graph};
+use longwave_cuda::ops::attend::{Attend, Attention, Entries, Job};
+use longwave_cuda::ops::{BatchRow, Pages};
+use longwave_model::formats::{bf16_bits, bf16_value, e4m3};
+use longwave_model::{MainFormat, presets};
+
+use crate::paged::{Paged, assert_same, bits};
+use crate::rig::{Fresh, Rig, relative_error, rig};
+use crate::rope::put_table;
+
+const REACH: u32 = 127;
+
+/// Rows of one kind: as stored, and widened from there.
+struct Rows {
+    paged: Paged,
+    first: u32,
+    wide: Vec<f32>,
+}
+
+fn rows(fresh: &mut Fresh, format: MainFormat, first: u32, end: u32, shift: u32) -> Rows {
+    let page = (format.row_bytes() as usize) << shift;
+    let blocks = (end as usize).div_ceil(1 << shift) + 1;
+    // Two seats; the rows are the second one's.
+    let mut paged = Paged::from(fresh, 2, (first >> shift) as usize, blocks, shift, page);
+    let mut wide = Vec::new();
+    for row in first..end {
+        let x: Vec<f32> = fresh.floats(512).iter().map(|v| 1.7 * v).collect();
+        let (slot, n) = (paged.slot(row), paged.rows());
+        let page = paged.page(1, row).unwrap();
+        store_main(format, &x, page, slot, n);
+        let mut y = vec![0.0; 512];
+        load_main(format, page, slot, n, &mut y);
+        wide.extend(y);
+    }
+    Rows { paged, first, wide }
+}
+
+impl Rows {
+    fn wide(&self, row: u32) -> &[f32] {
+        &self.wide[(row - self.first) as usize * 512..][..512]
+    }
+}
+
+/// A query of the batch.
+#[derive(Clone)]
+struct Query {
+    position: u32,
+    oldest: u32,
+    picks: Vec<u32>,
+}
+
+/// What the CPU makes of one query: after rotation, rounded.
+fn reference(
+    q: &[f32],
+    sinks: &[f32],
+    query: &Query,
+    window: &Rows,
+    entries: Option<&Rows>,
+    picked: &[u32],
+) -> Vec<f32> {
+    let heads = sinks.len();
+    let mut state = State::new(heads);
+    state.start(heads, sinks);
+    let p = query.position;
+    let from = p.saturating_sub(REACH).max(query.oldest);
+    let mut t0 = from - from % TILE as u32;
+    while t0 <= p {
+        let n = TILE.min((p + 1 - t0) as usize);
+        let mut kv = vec![0.0; n * 512];
+        for row in from.max(t0)..t0 + n as u32 {
+            kv[(row - t0) as usize * 512..][..512].copy_from_slice(window.wide(row));
+        }
+        let seen = (from.max(t0) - t0) as usize;
+        tile(&mut state, 0, q, heads, &kv, n, &[(seen, n)], Profile::Serving);
+        t0 += TILE as u32;
+    }
+    for part in picked.chunks(TILE) {
+        let kv: Vec<f32> = part.iter().flat_map(|&e| entries.unwrap().wide(e).to_vec()).collect();
+        tile(&mut state, 0, q, heads, &kv, part.len(), &[(0, part.len())], Profile::Serving);
+    }
+    let angles = Frequencies::compressed(&presets::flash()).angles(p);
+    let mut out = vec![0.0; heads * 512];
+    for (h, out) in out.chunks_mut(512).enumerate() {
+        state.output(h, out);
+        round_slice(out);
+        angles.rotate_back(out);
+        round_slice(out);
+    }
+    out
+}
+
+struct Case {
+    heads: usize,
+    /// 0: window only, 4: picks, 128: all entries.
+    ratio: u32,
+    first_window: u32,
+    end: u32,
+    positions: Vec<u32>,
+    k: usize,
+}
+
+struct Outputs {
+    out: DeviceSlice<u16>,
+    codes: DeviceSlice<u8>,
+    scales: DeviceSlice<f32>,
+}
+
+fn outputs(rig: &mut Rig, tokens: usize, heads: usize) -> Outputs {
+    let n = tokens * heads * 512;
+    Outputs { out: rig.poisoned(n), codes: rig.poisoned(n), scales: rig.poisoned(n / 128) }
+}
+
+fn job(row: usize, tokens: u32, query: &Query) -> Job {
+    Job { seat: 1, row: row as u32, tokens, position: query.position, oldest: query.oldest, unused: [7; 3] }
+}
+
+fn put_jobs(rig: &mut Rig, jobs: &[Job]) -> DeviceSlice<u32> {
+    let words: Vec<u32> = jobs.iter().flat_map(|j| [j.seat, j.row, j.tokens, j.position, j.oldest, 7, 7, 7]).collect();
+    rig.put(&words)
+}
+
+fn picks(fresh: &mut Fresh, visible: u32, k: usize) -> Vec<u32> {
+    let want = if visible as usize <= k { visible as usize } else { k };
+    let mut all: Vec<u32> = (0..visible).collect();
+    for i in 0..want {
+        let j = i + fresh.below(all.len() - i);
+        all.swap(i, j);
+    }
+    all.truncate(want);
+    all.sort_unstable();
+    all
+}
+
+fn check(rig: &mut Rig, fresh: &mut Fresh, format: MainFormat, case: &Case) {
+    let attend = Attend::new(&rig.context, format).unwrap();
+    let heads = case.heads;
+    let window = rows(fresh, format, case.first_window, case.end, 6);
+    let (ratio, shift) = (case.ratio, if case.ratio == 128 { 1 } else { 6 });
+    let entries = (ratio > 0).then(|| rows(fresh, format, 0, case.end / ratio, shift));
+    let mut queries: Vec<Query> = Vec::new();
+    for (i, &position) in case.positions.iter().enumerate() {
+        // Every seventh sees only a part of its window.
+        let oldest = if i % 7 == 6 { position.saturating_sub(20) } else { case.first_window };
+        let picks = if ratio == 4 { picks(fresh, (position + 1) / 4, case.k) } else { Vec::new() };
+        queries.push(Query { position, oldest, picks });
+    }
+    let t = queries.len();
+    let mut q = fresh.floats(t * heads * 512);
+    q.iter_mut().for_each(|v| *v *= 2.0);
+    round_slice(&mut q);
+    let sinks = fresh.floats(heads);
+    let list: Vec<u32> =
+        queries.iter().flat_map(|q| (0..case.k).map(|i| q.picks.get(i).copied().unwrap_or(u32::MAX))).collect();
+    let counts: Vec<u32> = queries.iter().map(|q| q.picks.len() as u32).collect();
+    let batch: Vec<BatchRow> =
+        queries.iter().map(|q| BatchRow { seat: 1, position: q.position, start: q.position, start_row: 0 }).collect();
+    let jobs: Vec<Job> = queries.iter().enumerate().map(|(row, q)| job(row, 1, q)).collect();
+    let (d_window, d_entries) = (window.paged.put(rig), entries.as_ref().map(|e| e.paged.put(rig)));
+    let (d_picks, d_counts) = (rig.put(&list), rig.put(&counts));
+    let pages = |e: &crate::paged::OnGpu| -> Pages { e.pages };
+    let what = match (&d_entries, ratio) {
+        (Some(e), 4) => Entries::Picked {
+            pages: pages(e),
+            picks: d_picks.address(),
+            len: case.k as u32,
+            counts: d_counts.address(),
+        },
+        (Some(e), _) => Entries::All { pages: pages(e), ratio },
+        (None, _) => Entries::Window,
+    };
+    let q_bits: Vec<u16> = q.iter().map(|v| bf16_bits(*v)).collect();
+    let out = outputs(rig, t, heads);
+    let mut launch = Attention {
+        queries: rig.put(&q_bits).address(),
+        sinks: rig.put(&sinks).address(),
+        angles: put_table(rig, &batch, 1).address(),
+        jobs: put_jobs(rig, &jobs).address(),
+        job_count: t as u32,
+        job_tokens: 1,
+        window: d_window.pages,
+        reach: REACH,
+        entries: what,
+        heads: heads as u32,
+        out: out.out.address(),
+        codes: out.codes.address(),
+        scales: out.scales.address(),
+    };
+    attend.attend(&rig.stream, &launch).unwrap();
+    let ours = out.out.read(&rig.stream).unwrap();
+    let (codes, scales) = (out.codes.read(&rig.stream).unwrap(), out.scales.read(&rig.stream).unwrap());
+    let width = heads * 512;
+    let (mut worst, mut worst_codes, mut worst_at) = (0.0f64, 0.0f64, 0);
+    for (i, query) in queries.iter().enumerate() {
+        let picked: Vec<u32> = match ratio {
+            4 => query.picks.clone(),
+            128 => (0..(query.position + 1) / 128).collect(),
+            _ => Vec::new(),
+        };
+        let mut want = reference(&q[i * width..][..width], &sinks, query, &window, entries.as_ref(), &picked);
+        let wide: Vec<f32> = ours[i * width..][..width].iter().map(|b| bf16_value(*b)).collect();
+        let error = relative_error(&wide, &want);
+        want.chunks_mut(128).for_each(fake_fp8_group);
+        let at = |c: usize| e4m3::decode(codes[i * width + c]) * scales[(i * width + c) / 128];
+        let wide_codes: Vec<f32> = (0..width).map(at).collect();
+        let error_codes = relative_error(&wide_codes, &want);
+        if error.is_nan() || error > worst {
+            (worst, worst_at) = (error, query.position);
+        }
+        worst_codes = if error_codes.is_nan() { error_codes } else { worst_codes.max(error_codes) };
+        // What is quantised is the plain output.
+        let mut again = wide;
+        again.chunks_mut(128).for_each(fake_fp8_group);
+        assert_eq!(bits(&again), bits(&wide_codes), "position {}: codes are not those of the output", query.position);
+    }
+    println!(
+        "attend {format:?} {heads} heads, ratio {ratio}, {t} rows up to {}: bf16 {worst:.1e} (position {worst_at}), e4m3 {worst_codes:.1e}",
+        case.end
+    );
+    assert!(worst < 5e-3 && worst_codes < 2e-2, "{format:?} {heads} {ratio}: {worst} {worst_codes}");
+
+    // Each of some rows alone: other kernels and grids, the same bits. A padded job beside it.
+    for row in [0, t / 2, t - 1] {
+        let one = outputs(rig, t, heads);
+        let padded = Job { tokens: 0, ..jobs[0] };
+        launch.jobs = put_jobs(rig, &[jobs[row], padded]).address();
+        (launch.job_count, launch.job_tokens) = (2, 1);
+        (launch.out, launch.codes, launch.scales) = (one.out.address(), one.codes.address(), one.scales.address());
+        attend.attend(&rig.stream, &launch).unwrap();
+        let mut want = vec![0xffffu16; t * width];
+        want[row * width..][..width].copy_from_slice(&ours[row * width..][..width]);
+        let name = format!("{format:?} {heads} {ratio}: row {row} alone");
+        assert_same(&name, &one.out.read(&rig.stream).unwrap(), &want);
+        let mut want = vec![0xffu8; t * width];
+        want[row * width..][..width].copy_from_slice(&codes[row * width..][..width]);
+        assert_same(&name, &one.codes.read(&rig.stream).unwrap(), &want);
+    }
+    // Neighbouring positions in jobs of several tokens.
+    if ratio != 4 {
+        for job_tokens in [2, 4] {
+            let mut jobs = Vec::new();
+            let mut row = 0;
+            while row < t {
+                let mut n = 1;
+                while n < job_tokens as usize
+                    && row + n < t
+                    && queries[row + n].position == queries[row].position + n as u32
+                    && queries[row + n].oldest == queries[row].oldest
+                {
+                    n += 1;
+                }
+                jobs.push(job(row, n as u32, &queries[row]));
+                row += n;
+            }
+            let many = outputs(rig, t, heads);
+            launch.jobs = put_jobs(rig, &jobs).address();
+            (launch.job_count, launch.job_tokens) = (jobs.len() as u32, job_tokens);
+            (launch.out, launch.codes, launch.scales) =
+                (many.out.address(), many.codes.address(), many.scales.address());
+            attend.attend(&rig.stream, &launch).unwrap();
+            let name = format!("{format:?} {heads} {ratio}: jobs of {job_tokens}");
+            assert_same(&name, &many.out.read(&rig.stream).unwrap(), &ours);
+            assert_same(&name, &many.codes.read(&rig.stream).unwrap(), &codes);
+        }
+    }
+    rig.arena.reset();
+}
+
+#[test]
+fn attention_agrees_and_a_row_has_the_same_bits_in_any_batch() {
+    let Some(mut rig) = rig(1 << 30) else { return };
+    let mut fresh = Fresh::new();
+    for format in [MainFormat::Fp8, MainFormat::Bf16] {
+        for heads in [4, 64] {
+            let short: Vec<u32> = (0..40).chain([62, 63, 64, 126, 127, 128, 129, 298, 299]).collect();
+            let long: Vec<u32> = vec![299, 300, 301, 302, 4095, 4096, 4097, 4996, 4997, 4998, 4999];
+            let deep: Vec<u32> = vec![383_871, 383_872, 383_873, 383_998, 383_999];
+            let k = if heads == 4 { 64 } else { 512 };
+            for ratio in [0, 4, 128] {
+                check(
+                    &mut rig,
+                    &mut fresh,
+                    format,
+                    &Case { heads, ratio, first_window: 0, end: 300, positions: short.clone(), k },
+                );
+            }
+            for ratio in [4, 128] {
+                let positions = long.clone();
+                check(&mut rig, &mut fresh, format, &Case { heads, ratio, first_window: 0, end: 5000, positions, k });
+            }
+            let case = Case { heads, ratio: 128, first_window: 383_700, end: 384_000, positions: deep, k };
+            check(&mut rig, &mut fresh, format, &case);
+        }
+    }
+    // Pro: two blocks of heads, and enough rows for the widest kernel.
+    let positions = (4900..5000).collect();
+    let case = Case { heads: 128, ratio: 4, first_window: 0, end: 5000, positions, k: 1024 };
+    check(&mut rig, &mut fresh, MainFormat::Fp8, &case);
+}
+
+#[test]
+fn attention_is_measured() {
+    let Some(mut rig) = rig(1 << 30) else { return };
+    let mut fresh = Fresh::new();
+    let attend = Attend::new(&rig.context, MainFormat::Fp8).unwrap();
+    let (heads, k, tokens) = (64usize, 512, 128usize);
+    let end = 8192;
+    let (window, c4) = (rows(&mut fresh, MainFormat::Fp8, 0, end, 6), rows(&mut fresh, MainFormat::Fp8, 0, end / 4, 6));
+    let c128 = rows(&mut fresh, MainFormat::Fp8, 0, 1024, 1);
+    let (d_window, d_c4, d_c128) = (window.paged.put(&mut rig), c4.paged.put(&mut rig), c128.paged.put(&mut rig));
+    let query = Query { position: end - 1, oldest: 0, picks: picks(&mut fresh, end / 4, k) };
+    let batch = vec![BatchRow { seat: 1, position: end - 1, start: 0, start_row: 0 }; tokens];
+    let list: Vec<u32> = (0..tokens).flat_map(|_| query.picks.clone()).collect();
+    let jobs: Vec<Job> = (0..tokens).map(|row| job(row, 1, &query)).collect();
+    let out = outputs(&mut rig, tokens, heads);
+    let q: Vec<u16> = fresh.floats(tokens * heads * 512).iter().map(|v| bf16_bits(*v)).collect();
+    let (d_picks, d_counts) = (rig.put(&list), rig.put(&vec![k as u32; tokens]));
+    let launch = Attention {
+        queries: rig.put(&q).address(),
+        sinks: rig.put(&fresh.floats(heads)).address(),
+        angles: put_table(&mut rig, &batch, 1).address(),
+        jobs: put_jobs(&mut rig, &jobs).address(),
+        job_count: 1,
+        job_tokens: 1,
+        window: d_window.pages,
+        reach: REACH,
+        entries: Entries::Window,
+        heads: heads as u32,
+        out: 0,
+        codes: out.codes.address(),
+        scales: out.scales.address(),
+    };
+    let picked =
+        Entries::Picked { pages: d_c4.pages, picks: d_picks.address(), len: k as u32, counts: d_counts.address() };
+    // 8 positions per entry: 1,024 entries as at 128K.
+    let all = Entries::All { pages: d_c128.pages, ratio: 8 };
+    for (name, entries) in [("window", Entries::Window), ("512 picks", picked), ("1,024 entries", all)] {
+        for jobs in [1, 8, 32, 128] {
+            let launch = Attention { entries, job_count: jobs, ..launch };
+            let graph = Graph::capture(&rig.stream, |s| (0..20).try_for_each(|_| attend.attend(s, &launch))).unwrap();
+            println!("attend fp8, 64 heads, {name}, {jobs} tokens: {:.2} us", rig.median_us(&graph) / 20.0);
+        }
+    }
+}
