@@ -63,6 +63,16 @@ impl Batch {
         batch
     }
 
+    /// Tokens of one sequence.
+    pub fn tokens_of(&self, sequence: &Sequence) -> &[Token] {
+        &self.tokens[sequence.start_row as usize..(sequence.start_row + sequence.rows) as usize]
+    }
+
+    /// Every sequence has one row, whose window is in the cache: a graph by the number of rows serves such steps.
+    pub fn is_decode(&self) -> bool {
+        !self.local && self.rows.len() == self.sequences.len()
+    }
+
     /// How many rows' logits a sequence wants.
     pub fn wanted(seq: &SeqStep) -> usize {
         match (seq.logits, &seq.sample) {

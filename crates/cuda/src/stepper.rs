@@ -3,6 +3,8 @@
 //!
 //! Assumes a checked step whose table changes come along, and that nothing of an earlier step is under way.
 
+use std::collections::{HashMap, HashSet};
+
 use longwave_engine::constraint::allows;
 use longwave_engine::counts::Counts;
 use longwave_engine::step::{ReturnLogits, SeqResult, SeqStep, Step, StepResult, Token, TokenLogprobs};
@@ -10,7 +12,7 @@ use longwave_engine::tables::SeatTables;
 use longwave_model::geometry::CacheKind;
 
 use crate::batch::Batch;
-use crate::driver::{Arena, Argument, Context, DeviceSlice, DriverError, Grid, Kernel, Module, Pinned, Stream};
+use crate::driver::{Arena, Argument, Context, DeviceSlice, DriverError, Graph, Grid, Kernel, Module, Pinned, Stream};
 use crate::forward::{self, Model};
 use crate::lists::Lists;
 use crate::ops::attend::Job;
@@ -35,6 +37,14 @@ pub struct Stepper {
     changed_logits: DeviceSlice<f32>,
     results: DeviceSlice<u32>,
     host_results: Pinned,
+    /// Where the rows and lists of the choices are.
+    rows: u64,
+    words: u64,
+    /// Words of lists after which a piece of rows ends; a row more still fits.
+    most_words: usize,
+    /// Decode steps by the number of sequences, and the numbers that were seen once.
+    graphs: HashMap<usize, Graph>,
+    seen: HashSet<usize>,
     /// Token sampled last at each seat.
     last: Vec<Token>,
     /// Tokens so far at each seat that chooses with penalties.
@@ -65,10 +75,16 @@ impl Stepper {
         let (t, n) = (sizes.tokens, sizes.heads);
         // Two lists of rows, ids, jobs for each layer and long ones, sequences, rows of the head.
         let words = t * (4 + 4 + 1 + 8 * layers + 8 + 1) + sizes.seats * (8 + 2) + 64;
+        let most_words = n * (vocab.div_ceil(32) + 4096);
         Ok(Stepper {
+            rows: 0,
+            words: 0,
+            most_words,
+            graphs: HashMap::new(),
+            seen: HashSet::new(),
             lists: Lists::new(context, arena, words)?,
             changes: Lists::new(context, arena, 2 * CHANGES)?,
-            choice: Lists::new(context, arena, n * (ROW_WORDS + vocab.div_ceil(32) + 4096) + 8 * vocab)?,
+            choice: Lists::new(context, arena, n * ROW_WORDS + most_words + 8 * vocab + 64)?,
             write_tables: Module::load(context, "tables")?.kernel("write_tables", 0)?,
             sample: Sample::new(context)?,
             changed_logits: arena.slice(n * vocab)?,
@@ -111,23 +127,95 @@ impl Stepper {
         let lists = self.list(step, &batch, model)?;
         let heads = self.lists.push(batch.heads.iter().copied())?;
         self.lists.upload(stream)?;
-        model.trunk(stream, &lists)?;
-
+        let mut chosen = self.compute(stream, model, step, &batch, &lists, heads)?.into_iter();
         let mut result = StepResult { number: step.number, seqs: Vec::with_capacity(step.seqs.len()) };
-        let mut at = 0;
         for (seq, rows) in step.seqs.iter().zip(&batch.sequences) {
-            let tokens = &batch.tokens[rows.start_row as usize..(rows.start_row + rows.rows) as usize];
-            let wanted = Batch::wanted(seq);
-            let chosen = self.choose(stream, model, step, seq, tokens, heads + 4 * at as u64, wanted)?;
-            at += wanted;
-            let out = self.accept(step, seq, tokens, chosen);
+            let own: Vec<Chosen> = chosen.by_ref().take(Batch::wanted(seq)).collect();
+            let out = self.accept(step, seq, batch.tokens_of(rows), own);
             if let Some(&token) = out.tokens.last() {
                 self.last[seq.seat.0 as usize] = token;
             }
             result.seqs.push(out);
         }
-        stream.synchronize()?;
         Ok(result)
+    }
+
+    /// The forward pass, logits of all rows that are wanted (their places at `heads`) and the tokens that are chosen after
+    /// them, in pieces of rows.
+    fn compute(
+        &mut self,
+        stream: &Stream,
+        model: &Model,
+        step: &Step,
+        batch: &Batch,
+        lists: &forward::Lists,
+        heads: u64,
+    ) -> Result<Vec<Chosen>, DriverError> {
+        for (seq, rows) in step.seqs.iter().zip(&batch.sequences) {
+            self.count(step, seq, batch.tokens_of(rows));
+        }
+        // Sequence and place among its wanted rows.
+        let wanted: Vec<(usize, usize)> =
+            (0..).zip(&step.seqs).flat_map(|(s, seq)| (0..Batch::wanted(seq)).map(move |i| (s, i))).collect();
+        let mut out = Vec::with_capacity(wanted.len());
+        let mut first = true;
+        while out.len() < wanted.len() {
+            let from = out.len();
+            let n = self.list_choices(step, batch, &wanted[from..])?;
+            self.choice.upload(stream)?;
+            let graphed = first && batch.is_decode() && n == wanted.len() && n == batch.rows.len();
+            match graphed {
+                true => self.decode(stream, model, lists, heads, n)?,
+                false => {
+                    if first {
+                        model.trunk(stream, lists)?;
+                    }
+                    model.logits(stream, heads + 4 * from as u64, n as u32)?;
+                    self.sample(stream, model, n)?;
+                }
+            }
+            first = false;
+            self.results.read_pinned(stream, &mut self.host_results)?;
+            stream.synchronize()?;
+            for (i, &(s, _)) in wanted[from..from + n].iter().enumerate() {
+                out.push(self.chosen(stream, model, &step.seqs[s], i)?);
+            }
+        }
+        if first {
+            model.trunk(stream, lists)?;
+            stream.synchronize()?;
+        }
+        Ok(out)
+    }
+
+    /// A step in which every sequence has one row that is sampled: launched one by one the first time that there are so
+    /// many, then as a graph. Addresses depend on the number alone.
+    fn decode(
+        &mut self,
+        stream: &Stream,
+        model: &Model,
+        lists: &forward::Lists,
+        heads: u64,
+        n: usize,
+    ) -> Result<(), DriverError> {
+        let all = |stream: &Stream| {
+            model.trunk(stream, lists)?;
+            model.logits(stream, heads, n as u32)?;
+            self.sample(stream, model, n)
+        };
+        if let Some(graph) = self.graphs.get(&n) {
+            return graph.launch(stream);
+        }
+        if !self.seen.contains(&n) {
+            // Code that is not on the GPU yet cannot be brought there inside a capture.
+            all(stream)?;
+            self.seen.insert(n);
+            return Ok(());
+        }
+        let graph = Graph::capture(stream, all)?;
+        graph.launch(stream)?;
+        self.graphs.insert(n, graph);
+        Ok(())
     }
 
     /// Changes the block tables.
@@ -218,77 +306,72 @@ impl Stepper {
         })
     }
 
-    /// Logits of `wanted` rows of one sequence (their places in the batch at `heads`), and the tokens that are chosen
-    /// after its last `1 + drafts` rows.
-    fn choose(
-        &mut self,
-        stream: &Stream,
-        model: &Model,
-        step: &Step,
-        seq: &SeqStep,
-        tokens: &[Token],
-        heads: u64,
-        wanted: usize,
-    ) -> Result<Vec<Chosen>, DriverError> {
-        let vocab = model.config.vocab_size;
-        let (mut out, first_sampled) = (Vec::with_capacity(wanted), wanted.saturating_sub(1 + seq.drafts as usize));
-        self.count(step, seq, tokens);
-        for from in (0..wanted).step_by(self.sizes.heads) {
-            let n = self.sizes.heads.min(wanted - from);
-            model.logits(stream, heads + 4 * from as u64, n as u32)?;
-            let logits = match seq.logits {
-                ReturnLogits::No => Vec::new(),
-                _ => model.scratch.logits.part(0..n * vocab).read(stream)?,
-            };
-            self.choice.clear();
-            let (mut rows, mut words) = (Vec::new(), Vec::new());
-            for i in from..from + n {
-                let row = match (&seq.sample, i.checked_sub(first_sampled)) {
-                    (Some(_), Some(sampled)) => self.row(step, seq, tokens, sampled, &mut words),
-                    _ => SampleRow::padded(),
-                };
-                rows.extend(row.words());
+    /// Lists how the tokens of as many of these rows as fit are chosen; how many that are.
+    fn list_choices(&mut self, step: &Step, batch: &Batch, wanted: &[(usize, usize)]) -> Result<usize, DriverError> {
+        let (mut rows, mut words) = (Vec::new(), Vec::new());
+        let mut n = 0;
+        for &(s, i) in wanted.iter().take(self.sizes.heads) {
+            if n > 0 && words.len() > self.most_words {
+                break;
             }
-            let rows = self.choice.push(rows.into_iter())?;
-            let words = self.choice.push(words.into_iter())?;
-            self.choice.upload(stream)?;
-            let at = |word: usize| self.results.address() + 4 * (word * self.sizes.heads) as u64;
-            let batch = SampleBatch {
-                logits: model.scratch.logits.address(),
-                changed: self.changed_logits.address(),
-                rows,
-                lists: words,
-                tokens: at(0),
-                bad: at(1),
-                chosen: at(2),
-                top_tokens: at(3),
-                top: at(3 + MOST_TOP as usize),
-                count: n as u32,
-                vocab: vocab as u32,
+            let seq = &step.seqs[s];
+            let first_sampled = Batch::wanted(seq).saturating_sub(1 + seq.drafts as usize);
+            let row = match (&seq.sample, i.checked_sub(first_sampled)) {
+                (Some(_), Some(sampled)) => {
+                    self.row(step, seq, batch.tokens_of(&batch.sequences[s]), sampled, &mut words)
+                }
+                _ => SampleRow::padded(),
             };
-            self.sample.launch(stream, &batch)?;
-            self.results.read_pinned(stream, &mut self.host_results)?;
-            stream.synchronize()?;
-            let word = |i: usize| {
-                let b = &self.host_results.bytes()[4 * i..4 * i + 4];
-                u32::from_le_bytes([b[0], b[1], b[2], b[3]])
-            };
-            let (heads, most) = (self.sizes.heads, MOST_TOP as usize);
-            for i in 0..n {
-                let reported = seq.sample.as_ref().and_then(|how| how.top_logprobs);
-                let top = (0..reported.unwrap_or(0).min(MOST_TOP) as usize).map(|j| {
-                    let at = i * most + j;
-                    (word(3 * heads + at), f32::from_bits(word((3 + most) * heads + at)))
-                });
-                out.push(Chosen {
-                    token: word(i),
-                    bad: Some(word(heads + i)).filter(|&token| token != UNMAPPED),
-                    logprobs: TokenLogprobs { chosen: f32::from_bits(word(2 * heads + i)), top: top.collect() },
-                    logits: logits.get(i * vocab..(i + 1) * vocab).map(<[f32]>::to_vec).unwrap_or_default(),
-                });
-            }
+            rows.extend(row.words());
+            n += 1;
         }
-        Ok(out)
+        self.choice.clear();
+        self.rows = self.choice.push(rows.into_iter())?;
+        self.words = self.choice.push(words.into_iter())?;
+        Ok(n)
+    }
+
+    /// Chooses tokens after the first `n` rows of logits.
+    fn sample(&self, stream: &Stream, model: &Model, n: usize) -> Result<(), DriverError> {
+        let at = |word: usize| self.results.address() + 4 * (word * self.sizes.heads) as u64;
+        let batch = SampleBatch {
+            logits: model.scratch.logits.address(),
+            changed: self.changed_logits.address(),
+            rows: self.rows,
+            lists: self.words,
+            tokens: at(0),
+            bad: at(1),
+            chosen: at(2),
+            top_tokens: at(3),
+            top: at(3 + MOST_TOP as usize),
+            count: n as u32,
+            vocab: model.config.vocab_size as u32,
+        };
+        self.sample.launch(stream, &batch)
+    }
+
+    /// What came of row `i` of the results, with its logits where they are asked for.
+    fn chosen(&self, stream: &Stream, model: &Model, seq: &SeqStep, i: usize) -> Result<Chosen, DriverError> {
+        let word = |i: usize| {
+            let b = &self.host_results.bytes()[4 * i..4 * i + 4];
+            u32::from_le_bytes([b[0], b[1], b[2], b[3]])
+        };
+        let (heads, most, vocab) = (self.sizes.heads, MOST_TOP as usize, model.config.vocab_size);
+        let reported = seq.sample.as_ref().and_then(|how| how.top_logprobs);
+        let top = (0..reported.unwrap_or(0).min(MOST_TOP) as usize).map(|j| {
+            let at = i * most + j;
+            (word(3 * heads + at), f32::from_bits(word((3 + most) * heads + at)))
+        });
+        let logits = match seq.logits {
+            ReturnLogits::No => Vec::new(),
+            _ => model.scratch.logits.part(i * vocab..(i + 1) * vocab).read(stream)?,
+        };
+        Ok(Chosen {
+            token: word(i),
+            bad: Some(word(heads + i)).filter(|&token| token != UNMAPPED),
+            logprobs: TokenLogprobs { chosen: f32::from_bits(word(2 * heads + i)), top: top.collect() },
+            logits,
+        })
     }
 
     /// Counts the committed tokens of a sequence that chooses with penalties.

@@ -9,6 +9,7 @@ mod attend;
 mod compress;
 mod driver;
 mod experts;
+mod flash;
 mod index;
 mod keys;
 mod linear;

@@ -1,0 +1,83 @@
+//! Flash's layers with random weights: they load, give finite logits, and take so long. FLASH_LAYERS says how many layers
+//! (12 by default: 44 GiB); the head and the embedding are whole.
+
+use std::sync::mpsc;
+use std::time::Instant;
+
+use longwave_cuda::backend::{CudaBackend, CudaOptions, Load};
+use longwave_engine::request::{Event, FinishReason, Request};
+use longwave_engine::step::Token;
+use longwave_engine::{Engine, EngineOptions};
+use longwave_model::{CacheFormats, IndexFormat, MainFormat, presets};
+
+/// Milliseconds per step of `batch` sequences behind `context` tokens each, and tokens per second of their prefill.
+fn decode(engine: &mut Engine<CudaBackend>, batch: usize, context: usize, seed: u32) -> (f64, f64) {
+    const STEPS: u32 = 33;
+    let (sender, events) = mpsc::channel();
+    let began = Instant::now();
+    for i in 0..batch {
+        let token = |p: usize| ((p as u32 + 1) * (seed + 7919 * (i as u32 + 1))) % 129_000;
+        let prompt: Vec<Token> = (0..context).map(token).collect();
+        let sender = sender.clone();
+        let request = Request { stop_tokens: Vec::new(), ..Request::greedy(prompt, STEPS) };
+        engine.submit(request, Box::new(move |event| sender.send(event).unwrap())).unwrap();
+    }
+    let (mut tokens, mut first, mut last) = (0, None, None);
+    while engine.step() {
+        for event in events.try_iter() {
+            match event {
+                Event::Tokens { tokens: new, .. } => tokens += new.len(),
+                Event::Finished { reason, .. } => assert_eq!(reason, FinishReason::Length),
+                _ => {}
+            }
+        }
+        // From where all sequences decode together until the first one ends.
+        if tokens >= batch && first.is_none() {
+            first = Some((Instant::now(), tokens));
+        }
+        if tokens <= batch * STEPS as usize - batch {
+            last = Some((Instant::now(), tokens));
+        }
+    }
+    let ((from, before), (to, after)) = (first.unwrap(), last.unwrap());
+    let steps = (after - before) as f64 / batch as f64;
+    let prefill = (batch * context) as f64 / (from - began).as_secs_f64();
+    ((to - from).as_secs_f64() * 1e3 / steps, prefill)
+}
+
+#[test]
+fn flash_layers_decode_and_are_measured() {
+    if longwave_cuda::driver::probe().is_err() || longwave_cuda::cubins::CUBINS.is_empty() {
+        println!("skipped: no GPU, or built without nvcc");
+        return;
+    }
+    let number = |name: &str, default: usize| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default);
+    let mut config = presets::flash();
+    config.num_hidden_layers = number("FLASH_LAYERS", 12);
+    config.layers.truncate(config.num_hidden_layers);
+    config.num_nextn_predict_layers = 0;
+    let formats = CacheFormats { main: MainFormat::Fp8, index: IndexFormat::Fp4 };
+    let options = CudaOptions {
+        gpu: 0,
+        seats: 32,
+        step_tokens: number("FLASH_STEP", 2048) as u32,
+        context: 1 << 20,
+        cache_bytes: Some(8 << 30),
+        formats,
+    };
+    let began = Instant::now();
+    let backend = CudaBackend::open(Load::Dummy(config.clone()), options, |_| ()).unwrap();
+    println!(
+        "{} layers: {}; open after {:.1} s",
+        config.num_hidden_layers,
+        backend.summary(),
+        began.elapsed().as_secs_f64()
+    );
+    let mut engine = Engine::new(backend, EngineOptions { prefix_cache: false, ..EngineOptions::default() });
+    let _ = decode(&mut engine, 1, 100, 1);
+    for (batch, context) in [(1, 1000), (1, 8192), (8, 1000), (32, 1000), (1, number("FLASH_CONTEXT", 65_536))] {
+        let (ms, prefill) = decode(&mut engine, batch, context, 3);
+        println!("batch {batch}, context {context}: {ms:.2} ms a step, prefill {prefill:.0} tokens/s");
+        assert!(ms.is_finite());
+    }
+}
