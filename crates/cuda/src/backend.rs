@@ -14,6 +14,7 @@ use thiserror::Error;
 
 use crate::driver::{DriverError, Gpu, Missing, probe};
 use crate::pools;
+use crate::timers::OperatorTime;
 use crate::worker::{Opened, Worker};
 
 /// Sizes of a CUDA backend.
@@ -85,6 +86,8 @@ pub(crate) enum Command {
     Read(u8, BlockId),
     /// Overwrite a unit.
     Write(u8, BlockId, Vec<u8>),
+    /// Switch the timers on or off.
+    Time(bool),
 }
 
 /// What it answers, in the same order; copies have no answer but an error.
@@ -95,6 +98,8 @@ pub(crate) enum Answer {
     Bytes(Vec<u8>),
     /// A unit was written, units were copied.
     Done,
+    /// What the timers showed since they were switched on.
+    Times(Vec<OperatorTime>),
 }
 
 /// A model on a GPU.
@@ -165,6 +170,16 @@ impl CudaBackend {
     /// One line about GPU, weights, cache and scratch.
     pub fn summary(&self) -> &str {
         &self.summary
+    }
+
+    /// Switches timers of operators on or off; what they showed since they were last switched on, the longest first. While
+    /// they are on, steps take longer.
+    pub fn time_operators(&mut self, on: bool) -> Result<Vec<OperatorTime>, BackendError> {
+        self.send(Command::Time(on))?;
+        Ok(match self.answer()? {
+            Answer::Times(times) => times,
+            _ => Vec::new(),
+        })
     }
 
     fn send(&self, command: Command) -> Result<(), BackendError> {

@@ -21,6 +21,7 @@ use crate::ops::quantise::Quantise;
 use crate::ops::rope::{Angles, Rope};
 use crate::pools::Pools;
 use crate::scratch::Scratch;
+use crate::timers::{START, Timers};
 use crate::weights::{Attention, Block, Mixer, Weights};
 
 /// A model whose steps can be launched.
@@ -34,6 +35,8 @@ pub struct Model {
     /// Buffers of a step.
     pub scratch: Scratch,
     ops: Ops,
+    /// Set while somebody wants to know where the time goes.
+    pub timers: Option<Timers>,
     /// Frequencies of window layers and of compressed ones.
     frequencies: [DeviceSlice<f32>; 2],
 }
@@ -126,12 +129,13 @@ impl Model {
             ops.moe.arrange(stream, &block.moe.gate_up)?;
             ops.moe.arrange(stream, &block.moe.down)?;
         }
-        Ok(Model { config, weights, pools, scratch, ops, frequencies })
+        Ok(Model { config, weights, pools, scratch, ops, timers: None, frequencies })
     }
 
     /// Runs the main layers over the rows of `lists`; the streams are in the scratch afterwards.
     pub fn trunk(&self, stream: &Stream, lists: &Lists) -> Result<(), DriverError> {
         let (s, d) = (&self.scratch, self.config.hidden_size as u32);
+        self.mark(stream, START)?;
         for (table, frequencies, ratio) in [(0, 0, 1), (1, 1, 1), (2, 1, 4), (3, 1, 128)] {
             let angles = Angles {
                 rows: lists.rows,
@@ -143,27 +147,39 @@ impl Model {
             self.ops.rope.fill(stream, &angles)?;
         }
         self.ops.ends.embed(stream, &self.weights.embed.values, lists.ids, &s.streams, d, lists.tokens)?;
+        self.mark(stream, "angles and embedding")?;
         for (layer, block) in self.weights.layers.iter().enumerate() {
             self.block(stream, layer, block, lists)?;
         }
         Ok(())
     }
 
+    /// Ends an operator, for the timers.
+    pub fn mark(&self, stream: &Stream, name: &'static str) -> Result<(), DriverError> {
+        self.timers.as_ref().map_or(Ok(()), |timers| timers.mark(stream, name))
+    }
+
     /// Logits float `[count, V]` of rows (address of `u32 [count]`) of the streams.
     pub fn logits(&self, stream: &Stream, rows: u64, count: u32) -> Result<(), DriverError> {
         let (s, w, d) = (&self.scratch, &self.weights, self.config.hidden_size as u32);
         self.ops.ends.collapse(stream, &s.streams, rows, &w.hc_head, &w.norm, &s.head_input, d, count)?;
-        self.ops.linear.bf16(stream, &w.head, &s.head_input, &s.logits, count)
+        self.mark(stream, "head mixing")?;
+        self.ops.linear.bf16(stream, &w.head, &s.head_input, &s.logits, count)?;
+        self.mark(stream, "lm_head")
     }
 
     fn block(&self, stream: &Stream, layer: usize, b: &Block, lists: &Lists) -> Result<(), DriverError> {
         let (s, d, t) = (&self.scratch, self.config.hidden_size as u32, lists.tokens);
         self.before(stream, &b.hc_attn, &b.attn_norm, t)?;
+        self.mark(stream, "mHC before")?;
         self.attention(stream, layer, &b.attn, lists)?;
         self.ops.mhc.after(stream, &s.streams, &s.output, &s.mix, d, t)?;
+        self.mark(stream, "mHC after")?;
         self.before(stream, &b.hc_ffn, &b.ffn_norm, t)?;
+        self.mark(stream, "mHC before")?;
         self.experts(stream, b, lists)?;
-        self.ops.mhc.after(stream, &s.streams, &s.output, &s.mix, d, t)
+        self.ops.mhc.after(stream, &s.streams, &s.output, &s.mix, d, t)?;
+        self.mark(stream, "mHC after")
     }
 
     /// A sublayer's input: `normed` and, quantised, `input`.
@@ -186,6 +202,7 @@ impl Model {
         let window = self.pages(CacheKind::Window, layer);
         let local = self.pools.local();
         self.ops.linear.fp8(stream, &a.wq_a_wkv, &s.input, &s.q_kv, t)?;
+        self.mark(stream, "wq_a + wkv")?;
         let projected = Projected {
             products: s.q_kv.address(),
             rows: lists.rows,
@@ -205,12 +222,15 @@ impl Model {
             self.ops.keys.gather(stream, &gather)?;
         }
         self.ops.keys.project(stream, &projected)?;
+        self.mark(stream, "q/kv norm and insert")?;
         self.compress(stream, layer, a, lists)?;
 
         self.ops.linear.fp8(stream, &a.wq_b, &s.q_low, &s.q_wide, t)?;
+        self.mark(stream, "wq_b")?;
         let queries =
             Heads { products: s.q_wide.address(), rows: lists.rows, angles, out: s.q.address(), tokens: t, heads, eps };
         self.ops.keys.queries(stream, &queries)?;
+        self.mark(stream, "q norm and rotation")?;
         let entries = match a.kind {
             LayerKind::Window => Entries::Window,
             LayerKind::C128 => Entries::All { pages: self.pages(CacheKind::C128Main, layer), ratio: 128 },
@@ -241,11 +261,21 @@ impl Model {
             scales: s.o.scales.address(),
         };
         self.ops.attend.attend(stream, &core)?;
+        let name = match a.kind {
+            LayerKind::Window => "attention window",
+            LayerKind::C4 => "attention c4a",
+            LayerKind::C128 => "attention c128a",
+        };
+        self.mark(stream, name)?;
         let wide = (c.o_groups * c.o_lora_rank) as u32;
         self.ops.linear.grouped(stream, &a.wo_a, c.o_groups as u32, &s.o, &s.o_low_wide, t)?;
+        self.mark(stream, "wo_a")?;
         self.ops.quantise.codes(stream, &s.o_low_wide, &s.o_low, t * wide)?;
+        self.mark(stream, "quantise")?;
         self.ops.linear.fp8(stream, &a.wo_b, &s.o_low, &s.product, t)?;
-        self.ops.quantise.bf16(stream, &s.product, &s.output, t * c.hidden_size as u32)
+        self.mark(stream, "wo_b")?;
+        self.ops.quantise.bf16(stream, &s.product, &s.output, t * c.hidden_size as u32)?;
+        self.mark(stream, "quantise")
     }
 
     /// Entries of groups that end, and the state of open ones (model.md 6.4).
@@ -253,6 +283,7 @@ impl Model {
         let (s, t, eps) = (&self.scratch, lists.tokens, self.config.rms_norm_eps);
         let Some(compressor) = &a.compressor else { return Ok(()) };
         self.ops.linear.bf16(stream, &compressor.projection, &s.normed, &s.compressed, t)?;
+        self.mark(stream, "compressor projection")?;
         let closing =
             |products: &DeviceSlice<f32>, c: &crate::weights::Compressor, table: usize, state, entries| Closing {
                 products: products.address(),
@@ -265,10 +296,12 @@ impl Model {
             };
         let Some(indexer) = &a.indexer else {
             let c = closing(&s.compressed, compressor, 3, CacheKind::C128State, CacheKind::C128Main);
-            return self.ops.compress.main128(stream, &c, lists.sequences, lists.sequence_count, lists.most_rows);
+            self.ops.compress.main128(stream, &c, lists.sequences, lists.sequence_count, lists.most_rows)?;
+            return self.mark(stream, "c128 compress");
         };
         let keys = &indexer.compressor;
         self.ops.linear.bf16(stream, &keys.projection, &s.normed, &s.index_compressed, t)?;
+        self.mark(stream, "index compressor projection")?;
         let main = closing(&s.compressed, compressor, 2, CacheKind::C4State, CacheKind::C4Main);
         let index = closing(&s.index_compressed, keys, 2, CacheKind::IndexState, CacheKind::C4Index);
         self.ops.compress.main4(stream, &main, lists.closing, t)?;
@@ -279,7 +312,7 @@ impl Model {
             self.ops.compress.main4(stream, &Closing { entries: hidden, ..main }, lists.rows, t)?;
             self.ops.compress.index4(stream, &Closing { entries: hidden, ..index }, lists.rows, t)?;
         }
-        Ok(())
+        self.mark(stream, "c4 compress")
     }
 
     /// Entries that every row picks in a c4 layer (model.md 6.5).
@@ -288,7 +321,9 @@ impl Model {
         let Some(indexer) = &a.indexer else { return Ok(()) };
         let heads = c.index_n_heads as u32;
         self.ops.linear.fp8(stream, &indexer.wq_b, &s.q_low, &s.index_wide, t)?;
+        self.mark(stream, "index wq_b")?;
         self.ops.linear.bf16(stream, &indexer.weights_proj, &s.normed, &s.index_gates, t)?;
+        self.mark(stream, "index weights")?;
         let queries = Queries {
             products: s.index_wide.address(),
             gates: s.index_gates.address(),
@@ -300,6 +335,7 @@ impl Model {
             heads,
         };
         self.ops.index.queries(stream, &queries)?;
+        self.mark(stream, "index queries")?;
         let selection = Selection {
             queries: s.index_queries.address(),
             weights: s.index_weights.address(),
@@ -312,7 +348,8 @@ impl Model {
             heads,
             k: c.index_topk as u32,
         };
-        self.ops.index.select(stream, &selection)
+        self.ops.index.select(stream, &selection)?;
+        self.mark(stream, "index select")
     }
 
     /// Experts (model.md 7), from `normed` and `input` to `output`.
@@ -321,14 +358,23 @@ impl Model {
         let (d, inner) = (c.hidden_size as u32, c.moe_intermediate_size as u32);
         let o = &self.ops;
         o.linear.bf16(stream, &moe.gate, &s.normed, &s.router, t)?;
+        self.mark(stream, "router")?;
         let chosen = (&s.experts, &s.expert_weights);
         o.moe.choose(stream, &s.router, &moe.route, lists.ids, chosen, &s.pairs, t)?;
+        self.mark(stream, "router choice")?;
         o.moe.of_tokens(stream, &moe.gate_up, &s.input, &s.pairs, &s.gate_up, t)?;
+        self.mark(stream, "experts gate and up")?;
         o.moe.activate(stream, &s.gate_up, &s.pairs, &s.activated, inner, t)?;
+        self.mark(stream, "activation")?;
         o.moe.of_pairs(stream, &moe.down, &s.activated, &s.pairs, &s.down, t)?;
+        self.mark(stream, "experts down")?;
         o.linear.fp8(stream, &moe.shared_gate_up, &s.input, &s.shared_gate_up, t)?;
+        self.mark(stream, "shared gate and up")?;
         o.moe.activate_shared(stream, &s.shared_gate_up, &s.shared_activated, inner, t)?;
+        self.mark(stream, "activation")?;
         o.linear.fp8(stream, &moe.shared_down, &s.shared_activated, &s.shared_down, t)?;
-        o.moe.combine(stream, &s.shared_down, &s.down, &s.pairs, &s.output, d, t)
+        self.mark(stream, "shared down")?;
+        o.moe.combine(stream, &s.shared_down, &s.down, &s.pairs, &s.output, d, t)?;
+        self.mark(stream, "expert sum")
     }
 }

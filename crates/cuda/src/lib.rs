@@ -16,5 +16,6 @@ pub mod pools;
 pub mod scratch;
 pub mod source;
 pub mod stepper;
+pub mod timers;
 pub mod weights;
 mod worker;

@@ -163,7 +163,8 @@ impl Stepper {
             let from = out.len();
             let n = self.list_choices(step, batch, &wanted[from..])?;
             self.choice.upload(stream)?;
-            let graphed = first && batch.is_decode() && n == wanted.len() && n == batch.rows.len();
+            let graphed =
+                first && model.timers.is_none() && batch.is_decode() && n == wanted.len() && n == batch.rows.len();
             match graphed {
                 true => self.decode(stream, model, lists, heads, n)?,
                 false => {
@@ -172,6 +173,7 @@ impl Stepper {
                     }
                     model.logits(stream, heads + 4 * from as u64, n as u32)?;
                     self.sample(stream, model, n)?;
+                    model.mark(stream, "sampling")?;
                 }
             }
             first = false;

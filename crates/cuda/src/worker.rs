@@ -17,6 +17,7 @@ use crate::pools::{self, PoolSizes, Pools};
 use crate::scratch::{self, Scratch, StepSizes};
 use crate::source::{Dummy, Source};
 use crate::stepper::Stepper;
+use crate::timers::Timers;
 use crate::weights::Weights;
 
 /// Bytes of the GPU that are left to the driver: modules, graphs, stacks.
@@ -37,7 +38,6 @@ pub(crate) struct Worker {
     stream: Stream,
     model: Model,
     stepper: Stepper,
-    #[allow(dead_code, reason = "freed last")]
     context: Context,
 }
 
@@ -70,25 +70,26 @@ impl Worker {
             hint,
         };
         let room = gpu.memory_bytes.saturating_sub(RESERVE_BYTES);
-        let taken = weights_bytes + scratch_bytes;
+        let pool_sizes = |units| PoolSizes { units, seats: options.seats, context, step_tokens: options.step_tokens };
+        let taken = weights_bytes + scratch_bytes + pools::bytes(&layout, &pool_sizes([0; 3]));
         if taken > room {
-            let hint = "use more GPUs, fewer --layers (with --load-format dummy) or a smaller --max-num-batched-tokens";
-            return Err(memory("weights and scratch", taken, hint));
+            let hint =
+                "use more GPUs, fewer layers of random weights, a smaller --max-num-batched-tokens or --max-model-len";
+            return Err(memory("weights, scratch and block tables", taken, hint));
         }
         let cache_bytes = options.cache_bytes.unwrap_or(room - taken);
-        let pool_sizes = |units| PoolSizes { units, seats: options.seats, context, step_tokens: options.step_tokens };
-        let tables = pools::bytes(&layout, &pool_sizes([0; 3]));
-        let least = 2 * layout.bytes(layout.sliding_units(0)) * u64::from(options.seats)
-            + layout.bytes(layout.long_lived_units())
-            + tables;
+        let sliding = 2 * layout.bytes(layout.sliding_units(0)) * u64::from(options.seats);
+        let least = sliding + layout.bytes(layout.long_lived_units());
         if cache_bytes < least {
-            return Err(memory("the windows of all sequences and one block", taken + least, "lower --max-num-seqs"));
+            let hint = "lower --max-num-seqs or raise --kv-cache-memory-bytes";
+            return Err(memory("the windows of all sequences and one block", taken + least, hint));
         }
-        let units = layout.plan_units(options.seats, 0, cache_bytes - tables);
-        let pool_bytes = pools::bytes(&layout, &pool_sizes(units));
-        if taken + pool_bytes > room {
-            return Err(memory("weights, scratch and the cache", taken + pool_bytes, "lower --kv-cache-memory-bytes"));
+        if taken + cache_bytes > room {
+            let hint = "lower --kv-cache-memory-bytes, or leave it out";
+            return Err(memory("weights, scratch and the cache", taken + cache_bytes, hint));
         }
+        let units = layout.plan_units(options.seats, 0, cache_bytes);
+        let pool_bytes = layout.bytes(units);
         let mut arena = Arena::new(&device, taken + pool_bytes + (1 << 20))?;
         // Rows that nothing was written to are multiplied by zero now and then, and must be finite.
         arena.clear(&stream)?;
@@ -131,6 +132,11 @@ impl Worker {
             let answer = match command {
                 Command::Step(step, changes) => {
                     self.stepper.step(&self.stream, &self.model, &step, &changes).map(Answer::Step)
+                }
+                Command::Time(on) => {
+                    let timers = on.then(|| Timers::new(&self.context));
+                    let before = std::mem::replace(&mut self.model.timers, timers);
+                    before.map_or(Ok(Vec::new()), |timers| timers.table()).map(Answer::Times)
                 }
                 Command::Copy(copies) => {
                     copies.iter().try_for_each(|c| self.model.pools.copy(&self.stream, c)).map(|()| Answer::Done)

@@ -533,6 +533,11 @@ impl<B: Backend> Engine<B> {
         }
     }
 
+    /// The backend, for measurements between steps.
+    pub fn backend_mut(&mut self) -> &mut B {
+        &mut self.backend
+    }
+
     /// Bounds of the backend.
     pub fn limits(&self) -> &Limits {
         &self.limits

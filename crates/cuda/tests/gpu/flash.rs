@@ -12,7 +12,7 @@ use longwave_model::{CacheFormats, IndexFormat, MainFormat, presets};
 
 /// Milliseconds per step of `batch` sequences behind `context` tokens each, and tokens per second of their prefill.
 fn decode(engine: &mut Engine<CudaBackend>, batch: usize, context: usize, seed: u32) -> (f64, f64) {
-    const STEPS: u32 = 33;
+    const STEPS: u32 = 64;
     let (sender, events) = mpsc::channel();
     let began = Instant::now();
     for i in 0..batch {
@@ -20,23 +20,24 @@ fn decode(engine: &mut Engine<CudaBackend>, batch: usize, context: usize, seed: 
         let prompt: Vec<Token> = (0..context).map(token).collect();
         let sender = sender.clone();
         let request = Request { stop_tokens: Vec::new(), ..Request::greedy(prompt, STEPS) };
-        engine.submit(request, Box::new(move |event| sender.send(event).unwrap())).unwrap();
+        engine.submit(request, Box::new(move |event| sender.send((i, event)).unwrap())).unwrap();
     }
-    let (mut tokens, mut first, mut last) = (0, None, None);
+    let (mut tokens, mut first, mut last) = (vec![0; batch], None, None);
     while engine.step() {
-        for event in events.try_iter() {
+        for (i, event) in events.try_iter() {
             match event {
-                Event::Tokens { tokens: new, .. } => tokens += new.len(),
+                Event::Tokens { tokens: new, .. } => tokens[i] += new.len(),
                 Event::Finished { reason, .. } => assert_eq!(reason, FinishReason::Length),
                 _ => {}
             }
         }
         // From where all sequences decode together until the first one ends.
-        if tokens >= batch && first.is_none() {
-            first = Some((Instant::now(), tokens));
+        let sum: usize = tokens.iter().sum();
+        if first.is_none() && tokens.iter().all(|&n| n > 0) {
+            first = Some((Instant::now(), sum));
         }
-        if tokens <= batch * STEPS as usize - batch {
-            last = Some((Instant::now(), tokens));
+        if tokens.iter().all(|&n| n < STEPS as usize) {
+            last = Some((Instant::now(), sum));
         }
     }
     let ((from, before), (to, after)) = (first.unwrap(), last.unwrap());
@@ -79,5 +80,15 @@ fn flash_layers_decode_and_are_measured() {
         let (ms, prefill) = decode(&mut engine, batch, context, 3);
         println!("batch {batch}, context {context}: {ms:.2} ms a step, prefill {prefill:.0} tokens/s");
         assert!(ms.is_finite());
+        if std::env::var_os("FLASH_OPERATORS").is_some() {
+            engine.backend_mut().time_operators(true).unwrap();
+            let _ = decode(&mut engine, batch, context.min(64), 3);
+            let times = engine.backend_mut().time_operators(false).unwrap();
+            let sum: f64 = times.iter().map(|time| time.us).sum();
+            for time in times {
+                let (share, each) = (100.0 * time.us / sum, time.us / f64::from(time.calls));
+                println!("    {:<28} {share:5.1} %  {:6} calls of {each:8.2} us", time.name, time.calls);
+            }
+        }
     }
 }

@@ -16,12 +16,10 @@ use safetensors::SafeTensors;
 
 use crate::rig::relative_error;
 
-const CONFIG: &str = include_str!("../../../../testdata/tiny/config.json");
-static SHARD: &[u8] = include_bytes!("../../../../testdata/tiny/model.safetensors");
 const FORMATS: CacheFormats = CacheFormats { main: MainFormat::Fp8, index: IndexFormat::Fp4 };
 
 fn tiny() -> Checkpoint {
-    Checkpoint::embedded("tiny", CONFIG, SHARD).unwrap()
+    Checkpoint::open(&testdata().join("tiny"), &mut |_| ()).unwrap()
 }
 
 /// The repository's test data: where this was built, or where it runs.
