@@ -1,4 +1,5 @@
 //! Which tokens a sequence has so far, for penalties. A backend keeps one per seat; the engine tells it the history once.
+//! Assumes that tokens come in order of their positions; refuses nothing.
 
 use std::collections::BTreeMap;
 

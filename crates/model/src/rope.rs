@@ -1,4 +1,5 @@
 //! Frequencies of the rotary embedding (model.md 3.3), in f32 as the reference computes them.
+//! Assumes a checked configuration; refuses nothing.
 
 use crate::ModelConfig;
 use crate::config::Yarn;

@@ -1,4 +1,5 @@
 //! The two ends of the model (model.md 4): embeddings into the streams, streams into the input of the head. Kernels: ends.cu.
+//! Assumes token ids below the vocabulary and rows of the batch; refuses nothing.
 
 use crate::driver::{Argument, Context, DeviceSlice, DriverError, Grid, Kernel, Module, Stream};
 use crate::weights::Mixer;

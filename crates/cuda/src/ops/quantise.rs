@@ -1,4 +1,5 @@
 //! Products on their way into the next matrix: rounded to bf16, or quantised per 128 (model.md 3.1). Kernels: quantise.cu.
+//! Assumes a multiple of 128 values; refuses nothing.
 
 use crate::driver::{Argument, Context, DeviceSlice, DriverError, Grid, Kernel, Module, Stream};
 use crate::scratch::Codes;
