@@ -6,6 +6,7 @@
 
 pub mod backend;
 pub mod batch;
+pub mod choices;
 pub mod cubins;
 pub mod driver;
 pub mod forward;

@@ -5,25 +5,21 @@
 
 use std::collections::{HashMap, HashSet};
 
-use longwave_engine::constraint::allows;
-use longwave_engine::counts::Counts;
-use longwave_engine::step::{ReturnLogits, SeqResult, SeqStep, Step, StepResult, Token, TokenLogprobs};
+use longwave_engine::step::{SeqStep, Step, StepResult, Token};
 use longwave_engine::tables::SeatTables;
 use longwave_model::geometry::CacheKind;
 
 use crate::batch::Batch;
-use crate::driver::{Arena, Argument, Context, DeviceSlice, DriverError, Graph, Grid, Kernel, Module, Pinned, Stream};
+use crate::choices::{Choices, Chosen};
+use crate::driver::{Arena, Argument, Context, DriverError, Graph, Grid, Kernel, Module, Stream};
 use crate::forward::{self, Model};
 use crate::lists::Lists;
 use crate::ops::attend::Job;
-use crate::ops::sample::{MOST_TOP, ROW_WORDS, Sample, SampleBatch, SampleRow};
 use crate::ops::{BatchRow, UNMAPPED};
 use crate::scratch::StepSizes;
 
 /// Table changes that are written at once.
 const CHANGES: usize = 1 << 16;
-/// Words of a row's result: token, first bad logit, log-probabilities.
-const RESULT_WORDS: usize = 3 + 2 * MOST_TOP as usize;
 /// Tokens of a job in layers that attend to the same entries with neighbouring tokens.
 const JOB_TOKENS: u32 = 4;
 
@@ -31,35 +27,15 @@ const JOB_TOKENS: u32 = 4;
 pub struct Stepper {
     lists: Lists,
     changes: Lists,
-    choice: Lists,
     write_tables: Kernel,
-    sample: Sample,
-    changed_logits: DeviceSlice<f32>,
-    results: DeviceSlice<u32>,
-    host_results: Pinned,
-    /// Where the rows and lists of the choices are.
-    rows: u64,
-    words: u64,
-    /// Words of lists after which a piece of rows ends; a row more still fits.
-    most_words: usize,
+    choices: Choices,
     /// Decode steps by the number of sequences, and the numbers that were seen once.
     graphs: HashMap<usize, Graph>,
     seen: HashSet<usize>,
     /// Token sampled last at each seat.
     last: Vec<Token>,
-    /// Tokens so far at each seat that chooses with penalties.
-    counts: Vec<Counts>,
     /// Tables as the engine has them.
     tables: SeatTables,
-    sizes: StepSizes,
-}
-
-/// How one row's token is chosen, and in which sequence of the step.
-struct Chosen {
-    token: Token,
-    bad: Option<Token>,
-    logprobs: TokenLogprobs,
-    logits: Vec<f32>,
 }
 
 impl Stepper {
@@ -72,28 +48,18 @@ impl Stepper {
         tables: SeatTables,
         sizes: StepSizes,
     ) -> Result<Stepper, DriverError> {
-        let (t, n) = (sizes.tokens, sizes.heads);
+        let t = sizes.tokens;
         // Two lists of rows, ids, jobs for each layer and long ones, sequences, rows of the head.
         let words = t * (4 + 4 + 1 + 8 * layers + 8 + 1) + sizes.seats * (8 + 2) + 64;
-        let most_words = n * (vocab.div_ceil(32) + 4096);
         Ok(Stepper {
-            rows: 0,
-            words: 0,
-            most_words,
             graphs: HashMap::new(),
             seen: HashSet::new(),
             lists: Lists::new(context, arena, words)?,
             changes: Lists::new(context, arena, 2 * CHANGES)?,
-            choice: Lists::new(context, arena, n * ROW_WORDS + most_words + 8 * vocab + 64)?,
             write_tables: Module::load(context, "tables")?.kernel("write_tables", 0)?,
-            sample: Sample::new(context)?,
-            changed_logits: arena.slice(n * vocab)?,
-            results: arena.slice(n * RESULT_WORDS)?,
-            host_results: Pinned::new(context, 4 * n * RESULT_WORDS)?,
+            choices: Choices::new(context, arena, sizes.heads, vocab, sizes.seats)?,
             last: vec![0; sizes.seats],
-            counts: vec![Counts::default(); sizes.seats],
             tables,
-            sizes,
         })
     }
 
@@ -131,7 +97,7 @@ impl Stepper {
         let mut result = StepResult { number: step.number, seqs: Vec::with_capacity(step.seqs.len()) };
         for (seq, rows) in step.seqs.iter().zip(&batch.sequences) {
             let own: Vec<Chosen> = chosen.by_ref().take(Batch::wanted(seq)).collect();
-            let out = self.accept(step, seq, batch.tokens_of(rows), own);
+            let out = self.choices.accept(step, seq, batch.tokens_of(rows), own);
             if let Some(&token) = out.tokens.last() {
                 self.last[seq.seat.0 as usize] = token;
             }
@@ -152,7 +118,7 @@ impl Stepper {
         heads: u64,
     ) -> Result<Vec<Chosen>, DriverError> {
         for (seq, rows) in step.seqs.iter().zip(&batch.sequences) {
-            self.count(step, seq, batch.tokens_of(rows));
+            self.choices.count(step, seq, batch.tokens_of(rows));
         }
         // Sequence and place among its wanted rows.
         let wanted: Vec<(usize, usize)> =
@@ -161,8 +127,7 @@ impl Stepper {
         let mut first = true;
         while out.len() < wanted.len() {
             let from = out.len();
-            let n = self.list_choices(step, batch, &wanted[from..])?;
-            self.choice.upload(stream)?;
+            let n = self.choices.list(stream, step, batch, &wanted[from..])?;
             let graphed =
                 first && model.timers.is_none() && batch.is_decode() && n == wanted.len() && n == batch.rows.len();
             match graphed {
@@ -172,15 +137,14 @@ impl Stepper {
                         model.trunk(stream, lists)?;
                     }
                     model.logits(stream, heads + 4 * from as u64, n as u32)?;
-                    self.sample(stream, model, n)?;
+                    self.choices.launch(stream, model, n)?;
                     model.mark(stream, "sampling")?;
                 }
             }
             first = false;
-            self.results.read_pinned(stream, &mut self.host_results)?;
-            stream.synchronize()?;
+            self.choices.fetch(stream)?;
             for (i, &(s, _)) in wanted[from..from + n].iter().enumerate() {
-                out.push(self.chosen(stream, model, &step.seqs[s], i)?);
+                out.push(self.choices.chosen(stream, model, &step.seqs[s], i)?);
             }
         }
         if first {
@@ -203,7 +167,7 @@ impl Stepper {
         let all = |stream: &Stream| {
             model.trunk(stream, lists)?;
             model.logits(stream, heads, n as u32)?;
-            self.sample(stream, model, n)
+            self.choices.launch(stream, model, n)
         };
         if let Some(graph) = self.graphs.get(&n) {
             return graph.launch(stream);
@@ -306,168 +270,5 @@ impl Stepper {
             local: batch.local,
             replays,
         })
-    }
-
-    /// Lists how the tokens of as many of these rows as fit are chosen; how many that are.
-    fn list_choices(&mut self, step: &Step, batch: &Batch, wanted: &[(usize, usize)]) -> Result<usize, DriverError> {
-        let (mut rows, mut words) = (Vec::new(), Vec::new());
-        let mut n = 0;
-        for &(s, i) in wanted.iter().take(self.sizes.heads) {
-            if n > 0 && words.len() > self.most_words {
-                break;
-            }
-            let seq = &step.seqs[s];
-            let first_sampled = Batch::wanted(seq).saturating_sub(1 + seq.drafts as usize);
-            let row = match (&seq.sample, i.checked_sub(first_sampled)) {
-                (Some(_), Some(sampled)) => {
-                    self.row(step, seq, batch.tokens_of(&batch.sequences[s]), sampled, &mut words)
-                }
-                _ => SampleRow::padded(),
-            };
-            rows.extend(row.words());
-            n += 1;
-        }
-        self.choice.clear();
-        self.rows = self.choice.push(rows.into_iter())?;
-        self.words = self.choice.push(words.into_iter())?;
-        Ok(n)
-    }
-
-    /// Chooses tokens after the first `n` rows of logits.
-    fn sample(&self, stream: &Stream, model: &Model, n: usize) -> Result<(), DriverError> {
-        let at = |word: usize| self.results.address() + 4 * (word * self.sizes.heads) as u64;
-        let batch = SampleBatch {
-            logits: model.scratch.logits.address(),
-            changed: self.changed_logits.address(),
-            rows: self.rows,
-            lists: self.words,
-            tokens: at(0),
-            bad: at(1),
-            chosen: at(2),
-            top_tokens: at(3),
-            top: at(3 + MOST_TOP as usize),
-            count: n as u32,
-            vocab: model.config.vocab_size as u32,
-        };
-        self.sample.launch(stream, &batch)
-    }
-
-    /// What came of row `i` of the results, with its logits where they are asked for.
-    fn chosen(&self, stream: &Stream, model: &Model, seq: &SeqStep, i: usize) -> Result<Chosen, DriverError> {
-        let word = |i: usize| {
-            let b = &self.host_results.bytes()[4 * i..4 * i + 4];
-            u32::from_le_bytes([b[0], b[1], b[2], b[3]])
-        };
-        let (heads, most, vocab) = (self.sizes.heads, MOST_TOP as usize, model.config.vocab_size);
-        let reported = seq.sample.as_ref().and_then(|how| how.top_logprobs);
-        let top = (0..reported.unwrap_or(0).min(MOST_TOP) as usize).map(|j| {
-            let at = i * most + j;
-            (word(3 * heads + at), f32::from_bits(word((3 + most) * heads + at)))
-        });
-        let logits = match seq.logits {
-            ReturnLogits::No => Vec::new(),
-            _ => model.scratch.logits.part(i * vocab..(i + 1) * vocab).read(stream)?,
-        };
-        Ok(Chosen {
-            token: word(i),
-            bad: Some(word(heads + i)).filter(|&token| token != UNMAPPED),
-            logprobs: TokenLogprobs { chosen: f32::from_bits(word(2 * heads + i)), top: top.collect() },
-            logits,
-        })
-    }
-
-    /// Counts the committed tokens of a sequence that chooses with penalties.
-    fn count(&mut self, step: &Step, seq: &SeqStep, tokens: &[Token]) {
-        let Some(how) = seq.sample.as_ref().filter(|how| how.has_penalties()) else { return };
-        let seen = &mut self.counts[seq.seat.0 as usize];
-        if let Some(history) = step.history_of(seq) {
-            seen.clear();
-            seen.add(history, 0, how.answer_from);
-        }
-        seen.add(&tokens[..tokens.len() - seq.drafts as usize], seq.start, how.answer_from);
-    }
-
-    /// How the token after sampled row `i` of a sequence is chosen; its lists go to the end of `words`.
-    fn row(&self, step: &Step, seq: &SeqStep, tokens: &[Token], i: usize, words: &mut Vec<u32>) -> SampleRow {
-        let Some(how) = &seq.sample else { return SampleRow::padded() };
-        let drafts = seq.drafts as usize;
-        let position = seq.start + (tokens.len() - drafts + i) as u32;
-        let mut list = |items: &mut dyn Iterator<Item = u32>, width: u32| {
-            let from = words.len() as u32;
-            words.extend(items);
-            (from, (words.len() as u32 - from) / width)
-        };
-        let bias = list(&mut how.bias.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]), 2);
-        let forbidden = match position < how.forbidden_before {
-            true => list(&mut how.forbidden.iter().copied(), 1),
-            false => (0, 0),
-        };
-        let counts = match how.has_penalties() {
-            false => (0, 0),
-            true => {
-                let mut seen = self.counts[seq.seat.0 as usize].clone();
-                let accepted = &tokens[tokens.len() - drafts..][..i];
-                seen.add(accepted, position - i as u32, how.answer_from);
-                list(&mut seen.iter().flat_map(|(token, times)| [token, times]), 2)
-            }
-        };
-        let mask = step.mask_of(seq, i as u32).map(|mask| list(&mut mask.iter().copied(), 1).0);
-        SampleRow {
-            active: true,
-            seed: how.seed,
-            position,
-            temperature: how.temperature,
-            top_p: how.top_p,
-            min_p: how.min_p,
-            top_k: how.top_k,
-            logprobs: how.top_logprobs,
-            presence_penalty: how.presence_penalty,
-            frequency_penalty: how.frequency_penalty,
-            repetition_penalty: how.repetition_penalty,
-            bias,
-            forbidden,
-            counts,
-            mask,
-        }
-    }
-
-    /// Accepts drafts as long as they are what was chosen, then adds one token.
-    fn accept(&mut self, step: &Step, seq: &SeqStep, tokens: &[Token], chosen: Vec<Chosen>) -> SeqResult {
-        let mut out = SeqResult::default();
-        if seq.logits == ReturnLogits::All {
-            out.logits = chosen.iter().flat_map(|row| &row.logits).copied().collect();
-        }
-        let Some(how) = &seq.sample else { return out };
-        let drafts = seq.drafts as usize;
-        let first = chosen.len() - 1 - drafts;
-        for (i, row) in chosen[first..].iter().enumerate() {
-            let position = seq.start + (tokens.len() - drafts + i) as u32;
-            if let Some(bad) = row.bad {
-                let failed = Some(format!("the logit of token {bad} at position {position} is not finite"));
-                return SeqResult { failed, ..SeqResult::default() };
-            }
-            let mask = step.mask_of(seq, i as u32);
-            if position < how.forbidden_before && how.forbidden.contains(&row.token) || !allows(mask, row.token) {
-                let failed = Some(format!("every token is forbidden at position {position}"));
-                return SeqResult { failed, ..SeqResult::default() };
-            }
-            out.tokens.push(row.token);
-            if how.top_logprobs.is_some() {
-                out.logprobs.push(row.logprobs.clone());
-            }
-            if seq.logits == ReturnLogits::Sampled {
-                out.logits.extend_from_slice(&row.logits);
-            }
-            if i < drafts {
-                let draft = tokens[tokens.len() - drafts + i];
-                if row.token != draft {
-                    break;
-                }
-                if how.has_penalties() {
-                    self.counts[seq.seat.0 as usize].add(&[draft], position, how.answer_from);
-                }
-            }
-        }
-        out
     }
 }
