@@ -14,7 +14,7 @@ use longwave_cuda::backend::{CudaBackend, CudaOptions, Load};
 use longwave_engine::engine::EngineOptions;
 use longwave_engine::handle::{self, EngineHandle};
 use longwave_engine::tier::TierOptions;
-use longwave_model::{CacheFormats, Checkpoint, IndexFormat, MainFormat};
+use longwave_model::{CacheFormats, Checkpoint, IndexFormat, MainFormat, ModelConfig};
 use longwave_serve::SamplingDefaults;
 use longwave_text::{EffortTable, Tokenizer};
 
@@ -43,6 +43,17 @@ pub enum BackendName {
     Cuda,
 }
 
+/// Where weights come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LoadFormat {
+    /// The checkpoint.
+    Auto,
+    /// The same.
+    Safetensors,
+    /// Random numbers.
+    Dummy,
+}
+
 /// Options of the model and its cache, shared by `serve` and `chat`.
 #[derive(Debug, Clone, Args)]
 pub struct ModelArgs {
@@ -51,6 +62,13 @@ pub struct ModelArgs {
     /// Where to compute.
     #[arg(long, value_enum, default_value = "auto")]
     pub backend: BackendName,
+    /// Where the weights come from: the checkpoint (auto or safetensors), or random numbers of the same shapes, for
+    /// measurements on a GPU (dummy; MODEL may then be a configuration's name, for example flash).
+    #[arg(long, value_enum, default_value = "auto")]
+    pub load_format: LoadFormat,
+    /// With --load-format dummy: keep so many layers, so that a large model fits one GPU.
+    #[arg(long, value_name = "N")]
+    pub layers: Option<usize>,
     /// Format of the main cache: fp8 (or auto, fp8_e4m3, fp8_ds_mla) or bf16.
     #[arg(long, default_value = "auto", value_parser = main_format)]
     pub kv_cache_dtype: MainFormat,
@@ -174,6 +192,12 @@ pub struct Loaded {
 
 /// Opens the checkpoint of `args`.
 pub fn checkpoint(args: &ModelArgs) -> Result<Checkpoint> {
+    if args.load_format == LoadFormat::Dummy {
+        bail!("random weights are for serve and chat on a GPU; leave --load-format out");
+    }
+    if args.layers.is_some() {
+        bail!("--layers belongs to --load-format dummy; a checkpoint is run with all of its layers");
+    }
     match &args.model {
         None => Checkpoint::embedded(tiny::NAME, tiny::CONFIG, tiny::SHARD).context("the embedded model"),
         Some(folder) => {
@@ -183,11 +207,35 @@ pub fn checkpoint(args: &ModelArgs) -> Result<Checkpoint> {
     }
 }
 
-/// The tokenizer of the model of `args`, without its weights.
+/// What the model of `args` is computed with, and its configuration.
+fn weights(args: &ModelArgs) -> Result<(Load, ModelConfig)> {
+    if args.load_format != LoadFormat::Dummy {
+        let checkpoint = checkpoint(args)?;
+        let config = checkpoint.config.clone();
+        return Ok((Load::Checkpoint(checkpoint), config));
+    }
+    if !on_gpu(args)? {
+        bail!("random weights are made on a GPU; use --backend cuda where there is one, or leave --load-format out");
+    }
+    let (_, mut config) = source::find(args.model.as_deref())?;
+    // Drafts are not measured.
+    (config.num_nextn_predict_layers, config.dspark) = (0, None);
+    if let Some(layers) = args.layers {
+        if layers == 0 || layers > config.num_hidden_layers {
+            bail!("--layers {layers} must be from 1 to {}, which the model has", config.num_hidden_layers);
+        }
+        config.num_hidden_layers = layers;
+        config.layers.truncate(layers);
+    }
+    Ok((Load::Dummy(config.clone()), config))
+}
+
+/// The tokenizer of the model of `args`, without its weights. Random weights of a mere configuration get the tiny one.
 pub fn tokenizer(args: &ModelArgs) -> Result<Arc<Tokenizer>> {
+    let dummy = args.load_format == LoadFormat::Dummy;
     Ok(Arc::new(match &args.model {
-        None => Tokenizer::from_bytes(tiny::TOKENIZER)?,
-        Some(folder) => Tokenizer::from_file(folder)?,
+        Some(folder) if !dummy || folder.join("tokenizer.json").exists() => Tokenizer::from_file(folder)?,
+        _ => Tokenizer::from_bytes(tiny::TOKENIZER)?,
     }))
 }
 
@@ -202,19 +250,19 @@ pub fn name(args: &ModelArgs) -> String {
 
 /// Opens the model of `args` with its tiers.
 pub fn open(args: &ModelArgs, tiers: TierOptions) -> Result<Loaded> {
-    let checkpoint = checkpoint(args)?;
+    let (load, config) = weights(args)?;
     let (tokenizer, name) = (tokenizer(args)?, name(args));
-    if tokenizer.vocab_size() as usize > checkpoint.config.vocab_size {
+    if tokenizer.vocab_size() as usize > config.vocab_size {
         bail!(
             "tokenizer.json has {} tokens, the model's vocabulary {}; they do not belong together",
             tokenizer.vocab_size(),
-            checkpoint.config.vocab_size
+            config.vocab_size
         );
     }
     let formats = CacheFormats { main: args.kv_cache_dtype, index: args.index_cache_dtype };
     // Checkpoints with the DSpark drafter are the retrained ones; the tiny model never saw an effort text either.
-    let efforts = if checkpoint.config.dspark.is_some() { EffortTable::July } else { EffortTable::April };
-    tiers::check_sizes(&tiers, &longwave_model::CacheLayout::new(&checkpoint.config, formats))?;
+    let efforts = if config.dspark.is_some() { EffortTable::July } else { EffortTable::April };
+    tiers::check_sizes(&tiers, &longwave_model::CacheLayout::new(&config, formats))?;
     let engine_options = EngineOptions {
         drafts: args.drafts(),
         prefix_cache: !args.no_enable_prefix_caching,
@@ -224,16 +272,17 @@ pub fn open(args: &ModelArgs, tiers: TierOptions) -> Result<Loaded> {
         tiers,
         ..EngineOptions::default()
     };
-    let described = checkpoint.config.describe();
-    let (engine, device) = match on_gpu(args)? {
-        true => {
-            let options = cuda_options(args, &checkpoint, formats)?;
-            let backend = CudaBackend::open(Load::Checkpoint(checkpoint), options, upload_bar())?;
+    let described = config.describe();
+    let (engine, device) = match load {
+        load if on_gpu(args)? => {
+            let options = cuda_options(args, &config, formats)?;
+            let backend = CudaBackend::open(load, options, upload_bar())?;
             let device = backend.summary().to_owned();
             (handle::open(backend, engine_options)?, device)
         }
-        false => {
-            let options = cpu_options(args, &checkpoint, formats)?;
+        Load::Dummy(_) => bail!("random weights are made on a GPU"),
+        Load::Checkpoint(checkpoint) => {
+            let options = cpu_options(args, &config, formats)?;
             let backend = CpuBackend::new(Model::new(&checkpoint, args.numerics, formats), options)?;
             let device = format!(
                 "{} on {} threads: {} for the cache, {} of scratch at most",
@@ -274,12 +323,12 @@ pub fn on_gpu(args: &ModelArgs) -> Result<bool> {
 }
 
 /// Sizes of the CUDA backend; without a size for the cache it takes what the GPU has left.
-fn cuda_options(args: &ModelArgs, ckpt: &Checkpoint, formats: CacheFormats) -> Result<CudaOptions> {
+fn cuda_options(args: &ModelArgs, config: &ModelConfig, formats: CacheFormats) -> Result<CudaOptions> {
     Ok(CudaOptions {
         gpu: 0,
         seats: args.max_num_seqs,
         step_tokens: args.max_num_batched_tokens,
-        context: context(args, ckpt)?,
+        context: context(args, config)?,
         cache_bytes: args.kv_cache_memory_bytes,
         formats,
     })
@@ -306,8 +355,8 @@ pub fn open_folder(folder: &Path) -> Result<Checkpoint> {
 }
 
 /// The largest context that is served.
-fn context(args: &ModelArgs, ckpt: &Checkpoint) -> Result<u32> {
-    let own = ckpt.config.max_position_embeddings;
+fn context(args: &ModelArgs, config: &ModelConfig) -> Result<u32> {
+    let own = config.max_position_embeddings;
     match args.max_model_len {
         Some(n) if n == 0 || n > own => bail!("--max-model-len {n} must be between 1 and {own}, the model's context"),
         Some(n) => Ok(n),
@@ -316,9 +365,9 @@ fn context(args: &ModelArgs, ckpt: &Checkpoint) -> Result<u32> {
 }
 
 /// Sizes of the CPU backend: the cache holds what the requests can use, but not more than a part of the memory.
-fn cpu_options(args: &ModelArgs, ckpt: &Checkpoint, formats: CacheFormats) -> Result<CpuOptions> {
-    let context = context(args, ckpt)?;
-    let layout = longwave_model::CacheLayout::new(&ckpt.config, formats);
+fn cpu_options(args: &ModelArgs, config: &ModelConfig, formats: CacheFormats) -> Result<CpuOptions> {
+    let context = context(args, config)?;
+    let layout = longwave_model::CacheLayout::new(config, formats);
     let blocks = u64::from(context.div_ceil(longwave_model::geometry::LOGICAL_BLOCK));
     let one = layout.bytes(layout.long_lived_units()) * blocks + 2 * layout.bytes(layout.sliding_units(args.drafts()));
     let useful = one.saturating_mul(u64::from(args.max_num_seqs));

@@ -65,6 +65,8 @@ fn values_without_a_meaning_say_what_to_use() {
         (&["--tool-call-parser", "hermes"], &["--tool-call-parser hermes", "use deepseek_v4"]),
         (&["--tensor-parallel-size", "8"], &["--tensor-parallel-size 8", "use 1"]),
         (&["-dp", "4"], &["--data-parallel-size 4", "use 1"]),
+        (&["--load-format", "dummy", "--backend", "cpu"], &["random weights", "--backend cuda"]),
+        (&["--layers", "3"], &["--layers", "--load-format dummy"]),
         (&["--backend", "cuda", "--numerics", "reference"], &["rounds as serving", "--backend cpu"]),
         (&["--backend", "cuda", "--num-speculative-tokens", "1"], &["does not draft", "--backend cpu"]),
         (&["--attention-config.backend=FLASHMLA"], &["--attention-config.backend", "--index-cache-dtype"]),
