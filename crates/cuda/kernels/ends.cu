@@ -1,18 +1,21 @@
 // architectures: 90a 100a
-// The two ends of the model (model.md 4): token embeddings into the four streams, and streams into the input of the head.
-// Sums have one order whatever the number of rows. width % 128 == 0.
+// Both ends of the layers: the embedding into four streams, and the head's mix of the streams with its norm (model.md 5.4).
+//   embed      four copies of a token's row; zeros for a padded token
+//   head_mix   chosen rows of the streams, mixed and normed
+// A row stands alone; sums have one order. width % 256 == 0 and width <= 8192.
 #include <stdint.h>
 
 #include "common/bf16.cuh"
+#include "common/pages.cuh"
 #include "common/reduce.cuh"
 
-// Grid tokens, 256 threads: all four streams are the embedding, bf16 [vocab, width]. Token 0xffffffff is a padded row.
+// Grid tokens, 256 threads. ids u32 [tokens]; table bf16 [vocab, width]; streams bf16 [tokens, 4, width].
 extern "C" __global__ void __launch_bounds__(256)
-embed(const uint4* __restrict__ table, const unsigned* __restrict__ tokens, uint4* __restrict__ streams, unsigned width) {
-    const unsigned token = tokens[blockIdx.x], pieces = width / 8;
+embed(const unsigned* __restrict__ ids, const uint4* __restrict__ table, uint4* __restrict__ streams, unsigned width) {
+    const unsigned id = ids[blockIdx.x], pieces = width / 8;
     uint4* to = streams + size_t(blockIdx.x) * 4 * pieces;
     for (unsigned i = threadIdx.x; i < pieces; i += 256) {
-        const uint4 v = token == 0xffffffffu ? make_uint4(0, 0, 0, 0) : __ldg(table + size_t(token) * pieces + i);
+        const uint4 v = id == longwave::UNMAPPED ? make_uint4(0, 0, 0, 0) : table[size_t(id) * pieces + i];
 #pragma unroll
         for (int s = 0; s < 4; s++) {
             to[s * pieces + i] = v;
@@ -20,47 +23,66 @@ embed(const uint4* __restrict__ table, const unsigned* __restrict__ tokens, uint
     }
 }
 
-// Grid rows, 256 threads: row rows[i] of the streams, mixed by fn [4, 4 width], base [4], scale [1], and normed; out bf16
-// [rows, width].
+// Grid n, 256 threads. rows u32 [n], rows of the streams; UNMAPPED gives zeros. function float [4, 4 * width], base [4],
+// scale [1], weight [width]; out bf16 [n, width].
 extern "C" __global__ void __launch_bounds__(256)
-collapse(const uint32_t* __restrict__ streams, const unsigned* __restrict__ rows, const float2* __restrict__ fn,
-         const float* __restrict__ base, const float* __restrict__ scale, const float2* __restrict__ weight,
-         uint32_t* __restrict__ out, unsigned width, float norm_eps, float hc_eps) {
-    const uint32_t* x = streams + size_t(rows[blockIdx.x]) * 2 * width;
+head_mix(const uint2* __restrict__ streams, const unsigned* __restrict__ rows, const float4* __restrict__ function,
+         const float* __restrict__ base, const float* __restrict__ scale, const float4* __restrict__ weight,
+         uint2* __restrict__ out, unsigned width, float norm_eps, float hc_eps) {
+    const unsigned row = rows[blockIdx.x], quads = width / 4;
+    uint2* to = out + size_t(blockIdx.x) * quads;
+    if (row == longwave::UNMAPPED) {
+        for (unsigned i = threadIdx.x; i < quads; i += 256) {
+            to[i] = make_uint2(0, 0);
+        }
+        return;
+    }
+    const uint2* from = streams + size_t(row) * 4 * quads;
     float dots[4] = {}, squares = 0.f;
-    for (unsigned i = threadIdx.x; i < 2 * width; i += 256) {
-        const float2 v = longwave::widen(x[i]);
-        squares = fmaf(v.x, v.x, fmaf(v.y, v.y, squares));
+    for (unsigned i = threadIdx.x; i < 4 * quads; i += 256) {
+        const uint2 v = from[i];
+        const float2 a = longwave::widen(v.x), b = longwave::widen(v.y);
+        squares += a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y;
 #pragma unroll
         for (int r = 0; r < 4; r++) {
-            const float2 f = __ldg(fn + size_t(r) * 2 * width + i);
-            dots[r] = fmaf(f.x, v.x, fmaf(f.y, v.y, dots[r]));
+            const float4 f = __ldg(function + size_t(r) * 4 * quads + i);
+            dots[r] += f.x * a.x + f.y * a.y + f.z * b.x + f.w * b.y;
         }
     }
-    const float factor = rsqrtf(longwave::block_sum(squares) / float(4 * width) + norm_eps);
+    const float inverse = 1.f / __fsqrt_rn(longwave::block_sum(squares) / float(4 * width) + norm_eps);
     float w[4];
 #pragma unroll
     for (int r = 0; r < 4; r++) {
-        const float m = longwave::block_sum(dots[r]) * factor * scale[0] + base[r];
-        w[r] = 1.f / (1.f + __expf(-m)) + hc_eps;
+        const float at = longwave::block_sum(dots[r]) * inverse * scale[0] + base[r];
+        w[r] = 1.f / (1.f + expf(-at)) + hc_eps;
     }
-    const auto mixed = [&](unsigned i) {
-        float2 sum = make_float2(0.f, 0.f);
+    float4 h[8];
+    float norm = 0.f;
 #pragma unroll
-        for (int s = 0; s < 4; s++) {
-            const float2 v = longwave::widen(x[s * (width / 2) + i]);
-            sum = make_float2(fmaf(w[s], v.x, sum.x), fmaf(w[s], v.y, sum.y));
+    for (int q = 0; q < 8; q++) {
+        const unsigned at = q * 256 + threadIdx.x;
+        h[q] = make_float4(0.f, 0.f, 0.f, 0.f);
+        if (at < quads) {
+            float4 sum = h[q];
+#pragma unroll
+            for (int s = 0; s < 4; s++) {
+                const uint2 v = from[s * quads + at];
+                const float2 a = longwave::widen(v.x), b = longwave::widen(v.y);
+                sum = make_float4(fmaf(w[s], a.x, sum.x), fmaf(w[s], a.y, sum.y), fmaf(w[s], b.x, sum.z), fmaf(w[s], b.y, sum.w));
+            }
+            h[q] = make_float4(longwave::round_bf16(sum.x), longwave::round_bf16(sum.y), longwave::round_bf16(sum.z),
+                               longwave::round_bf16(sum.w));
         }
-        return make_float2(longwave::round_bf16(sum.x), longwave::round_bf16(sum.y));
-    };
-    float own = 0.f;
-    for (unsigned i = threadIdx.x; i < width / 2; i += 256) {
-        const float2 h = mixed(i);
-        own = fmaf(h.x, h.x, fmaf(h.y, h.y, own));
+        norm += h[q].x * h[q].x + h[q].y * h[q].y + h[q].z * h[q].z + h[q].w * h[q].w;
     }
-    const float norm = rsqrtf(longwave::block_sum(own) / float(width) + norm_eps);
-    for (unsigned i = threadIdx.x; i < width / 2; i += 256) {
-        const float2 h = mixed(i), g = __ldg(weight + i);
-        out[size_t(blockIdx.x) * (width / 2) + i] = longwave::narrow(h.x * norm * g.x, h.y * norm * g.y);
+    const float factor = 1.f / __fsqrt_rn(longwave::block_sum(norm) / float(width) + norm_eps);
+#pragma unroll
+    for (int q = 0; q < 8; q++) {
+        const unsigned at = q * 256 + threadIdx.x;
+        if (at < quads) {
+            const float4 g = __ldg(weight + at);
+            to[at] = make_uint2(longwave::narrow(h[q].x * factor * g.x, h[q].y * factor * g.y),
+                                longwave::narrow(h[q].z * factor * g.z, h[q].w * factor * g.w));
+        }
     }
 }

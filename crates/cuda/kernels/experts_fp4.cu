@@ -1,16 +1,20 @@
 // architectures: 90a 100a
-// y = W_e x for a few rows per expert (decode): W e2m1, packed [experts, rows, cols / 2] in the order of `repack` below,
+// y = W_e x for a few rows per expert: W e2m1, packed [experts, rows, cols / 2] in the order of `repack` below,
 // with one ue8m0 scale per 32 columns [experts, rows, cols / 32]; x e4m3 [inputs, cols] with a float scale per 128
-// columns. A group is none or up to eight rows of one expert: {expert, first pair, pairs}; pair p reads input inputs[p] and
-// writes y [pairs, rows] float. experts_fp4.md has floor, design and measured steps.
+// columns. A group is up to eight rows (32 for the kernels called many) of one expert, or none: {expert, first pair, pairs}; pair p reads input inputs[p]
+// (p where inputs is null) and writes y [pairs, rows] float. experts_fp4.md has floor, design and measured steps.
 //
-// SPLIT warps share sixteen weight rows and take column blocks in turn; sums have one order, so a pair's result has the
-// same bits whatever else is in its group. Needs rows % 16 == 0, cols % 128 == 0.
+// A row's column blocks are summed in SPLIT parts: part p has the blocks p, p + SPLIT, ..., and the parts are added in
+// order. For eight rows SPLIT warps share sixteen weight rows and have a part each; for 32 a warp visits all parts. Sums
+// have one order, so a pair's result has the same bits whatever else is in its group, and from either kernel. Needs
+// rows % 16 == 0, cols % 128 == 0.
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #include <stdint.h>
 
+#include "common/cluster.cuh"
 #include "common/mma.cuh"
+#include "common/tiles.cuh"
 
 namespace {
 
@@ -19,6 +23,9 @@ constexpr int ROWS = 16;
 constexpr int BLOCK = 128;
 // Column blocks on their way: 32 bytes of codes per thread each.
 constexpr int AHEAD = 2;
+// For 32 pairs: column blocks of codes and scales on their way, and the bytes of one.
+constexpr int STAGES = 4;
+constexpr int STAGE = 32 * (BLOCK + 4);
 
 // Codes of eight columns, as `repack` arranges them, as four pairs of halves times 2^-14; exact. The upper byte of a half
 // is sign, five bits of exponent, two of mantissa; s000eem0 is e2m1's value times 2^-14, zero and 0.5 included.
@@ -41,6 +48,12 @@ __device__ __forceinline__ float ue8m0(uint32_t byte) {
     return __uint_as_float(byte << 23);
 }
 
+// One thread's weights of a column block: rows g and g + 8.
+struct Tile {
+    uint4 low, high;
+    uint32_t low_scale, high_scale;
+};
+
 template <int SPLIT>
 __device__ __forceinline__ void experts(const uint8_t* __restrict__ w, const uint8_t* __restrict__ w_scales,
                                         const uint8_t* __restrict__ x, const float* __restrict__ x_scales,
@@ -51,6 +64,7 @@ __device__ __forceinline__ void experts(const uint8_t* __restrict__ w, const uin
     if (pairs == 0) {
         return;
     }
+    const auto input_of = [&](unsigned p) { return inputs ? inputs[p] : p; };
     const unsigned blocks = cols / BLOCK, part_of_row = warp % SPLIT;
     const unsigned wanted = (blockIdx.x * (WARPS / SPLIT) + warp / SPLIT) * ROWS;
     const unsigned first = min(wanted, rows - ROWS);
@@ -59,13 +73,9 @@ __device__ __forceinline__ void experts(const uint8_t* __restrict__ w, const uin
     const uint8_t* high = low + size_t(8) * (cols / 2);
     const uint8_t* low_scales = w_scales + row * (cols / 32);
     const uint8_t* high_scales = low_scales + size_t(8) * (cols / 32);
-    const float* scales0 = x_scales + size_t(inputs[pair + min(2 * c, pairs - 1)]) * blocks;
-    const float* scales1 = x_scales + size_t(inputs[pair + min(2 * c + 1, pairs - 1)]) * blocks;
+    const float* scales0 = x_scales + size_t(input_of(pair + min(2 * c, pairs - 1))) * blocks;
+    const float* scales1 = x_scales + size_t(input_of(pair + min(2 * c + 1, pairs - 1))) * blocks;
 
-    struct Tile {
-        uint4 low, high;
-        uint32_t low_scale, high_scale;
-    };
     Tile ahead[AHEAD];
     const auto load = [&](Tile& tile, unsigned b) {
         tile.low = __ldcs(reinterpret_cast<const uint4*>(low + size_t(b) * (BLOCK / 2)));
@@ -85,7 +95,7 @@ __device__ __forceinline__ void experts(const uint8_t* __restrict__ w, const uin
     extern __shared__ uint4 widened[];
     for (unsigned i = threadIdx.x; i < pairs * (cols / 8); i += WARPS * 32) {
         const unsigned t = i / (cols / 8), piece = i % (cols / 8);
-        const uint2 v = __ldg(reinterpret_cast<const uint2*>(x + size_t(inputs[pair + t]) * cols + 8 * piece));
+        const uint2 v = __ldg(reinterpret_cast<const uint2*>(x + size_t(input_of(pair + t)) * cols + 8 * piece));
         widened[(piece / 4 * pairs + t) * 4 + piece % 4] =
             make_uint4(widen_e4m3(v.x), widen_e4m3(v.x >> 16), widen_e4m3(v.y), widen_e4m3(v.y >> 16));
     }
@@ -117,17 +127,17 @@ __device__ __forceinline__ void experts(const uint8_t* __restrict__ w, const uin
                 longwave::mma_f16_first(part, l[0], h[0], l[1], h[1], xs.x, xs.y);
                 longwave::mma_f16(part, l[2], h[2], l[3], h[3], xs.z, xs.w);
                 const float sl = ue8m0(tile.low_scale >> (8 * j) & 0xff), sh = ue8m0(tile.high_scale >> (8 * j) & 0xff);
-                sum[0] += part[0] * sl;
-                sum[1] += part[1] * sl;
-                sum[2] += part[2] * sh;
-                sum[3] += part[3] * sh;
+                sum[0] = fmaf(part[0], sl, sum[0]);
+                sum[1] = fmaf(part[1], sl, sum[1]);
+                sum[2] = fmaf(part[2], sh, sum[2]);
+                sum[3] = fmaf(part[3], sh, sum[3]);
             }
             // 2^14 of the widened codes comes back here.
             const float s0 = __ldg(scales0 + b) * 16384.f, s1 = __ldg(scales1 + b) * 16384.f;
-            total[0] += sum[0] * s0;
-            total[1] += sum[1] * s1;
-            total[2] += sum[2] * s0;
-            total[3] += sum[3] * s1;
+            total[0] = fmaf(sum[0], s0, total[0]);
+            total[1] = fmaf(sum[1], s1, total[1]);
+            total[2] = fmaf(sum[2], s0, total[2]);
+            total[3] = fmaf(sum[3], s1, total[3]);
         }
     }
 
@@ -151,13 +161,161 @@ __device__ __forceinline__ void experts(const uint8_t* __restrict__ w, const uin
     }
 }
 
+// Eight warps with sixteen weight rows each and TILES tiles of eight pairs, whose codes come through shared memory: of a
+// column block, group j of 32 columns of pair t is at 1024 j + 32 t.
+template <int TILES, int SPLIT>
+__device__ __forceinline__ void many(const uint8_t* __restrict__ w, const uint8_t* __restrict__ w_scales,
+                                     const uint8_t* __restrict__ x, const float* __restrict__ x_scales,
+                                     const unsigned* __restrict__ inputs, float* __restrict__ y, unsigned rows, unsigned cols,
+                                     unsigned expert, unsigned pair, unsigned pairs, uint32_t staged) {
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    const auto input_of = [&](unsigned p) { return inputs ? inputs[p] : p; };
+    const unsigned blocks = cols / BLOCK;
+    const unsigned wanted = (blockIdx.x * WARPS + warp) * ROWS, first = min(wanted, rows - ROWS);
+    const size_t row = size_t(expert) * rows + first + g;
+    const uint8_t* low = w + row * (cols / 2) + 16 * c;
+    const uint8_t* low_scales = w_scales + row * (cols / 32);
+    // Column blocks in the order of the parts.
+    const auto advance = [&](unsigned& block, unsigned& part) {
+        block += SPLIT;
+        block = block < blocks ? block : ++part;
+    };
+    const unsigned copied = threadIdx.x / 8, piece = threadIdx.x % 8;
+    const unsigned input = input_of(pair + min(copied, pairs - 1));
+    const uint8_t* source = x + size_t(input) * cols + 16 * piece;
+    const float* scale = x_scales + size_t(input) * blocks;
+    unsigned coming = 0, coming_part = 0, coming_step = 0;
+    const auto copy = [&]() {
+        if (coming_step < blocks && copied < 8 * TILES) {
+            const uint32_t to = staged + coming_step % STAGES * STAGE + piece / 2 * 1024 + copied * 32 + piece % 2 * 16;
+            longwave::copy_16(to, source + size_t(coming) * BLOCK);
+            if (piece == 0) {
+                longwave::copy_4(staged + coming_step % STAGES * STAGE + 32 * BLOCK + copied * 4, scale + coming);
+            }
+        }
+        coming_step++;
+        advance(coming, coming_part);
+        longwave::commit_copies();
+    };
+    const auto load = [&](Tile& tile, unsigned b) {
+        tile.low = __ldg(reinterpret_cast<const uint4*>(low + b * (BLOCK / 2)));
+        tile.high = __ldg(reinterpret_cast<const uint4*>(low + b * (BLOCK / 2) + 4 * cols));
+        tile.low_scale = __ldg(reinterpret_cast<const uint32_t*>(low_scales + 4 * b));
+        tile.high_scale = __ldg(reinterpret_cast<const uint32_t*>(low_scales + 4 * b + cols / 4));
+    };
+    Tile ahead[AHEAD];
+    unsigned next = 0, next_part = 0;
+#pragma unroll
+    for (int a = 0; a < AHEAD; a++) {
+        if (a < blocks) {
+            load(ahead[a], next);
+            advance(next, next_part);
+        }
+    }
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++) {
+        copy();
+    }
+    float parts[TILES][4] = {}, total[TILES][4] = {};
+    unsigned b = 0, b_part = 0;
+    for (unsigned start = 0; start < blocks; start += AHEAD) {
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++) {
+            const unsigned step = start + a;
+            if (step >= blocks) {
+                break;
+            }
+            const Tile tile = ahead[a];
+            if (step + AHEAD < blocks) {
+                load(ahead[a], next);
+                advance(next, next_part);
+            }
+            longwave::wait_copies<STAGES - 2>();
+            __syncthreads();
+            copy();
+            const uint32_t from = staged + step % STAGES * STAGE + g * 32 + 8 * c;
+            const uint32_t wl[4] = {tile.low.x, tile.low.y, tile.low.z, tile.low.w};
+            const uint32_t wh[4] = {tile.high.x, tile.high.y, tile.high.z, tile.high.w};
+            float sum[TILES][4] = {};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                uint32_t l[4], h[4];
+                widen_e2m1(wl[j], l);
+                widen_e2m1(wh[j], h);
+                const float sl = ue8m0(tile.low_scale >> (8 * j) & 0xff), sh = ue8m0(tile.high_scale >> (8 * j) & 0xff);
+#pragma unroll
+                for (int n = 0; n < TILES; n++) {
+                    const uint2 v = longwave::read_8(from + 1024 * j + 256 * n);
+                    float part[4];
+                    longwave::mma_f16_first(part, l[0], h[0], l[1], h[1], widen_e4m3(v.x), widen_e4m3(v.x >> 16));
+                    longwave::mma_f16(part, l[2], h[2], l[3], h[3], widen_e4m3(v.y), widen_e4m3(v.y >> 16));
+                    sum[n][0] = fmaf(part[0], sl, sum[n][0]);
+                    sum[n][1] = fmaf(part[1], sl, sum[n][1]);
+                    sum[n][2] = fmaf(part[2], sh, sum[n][2]);
+                    sum[n][3] = fmaf(part[3], sh, sum[n][3]);
+                }
+            }
+            const bool ends = b + SPLIT >= blocks;
+#pragma unroll
+            for (int n = 0; n < TILES; n++) {
+                // 2^14 of the widened codes comes back here.
+                const uint2 pair_scales = longwave::read_8(staged + step % STAGES * STAGE + 32 * BLOCK + (8 * n + 2 * c) * 4);
+                const float s[2] = {__uint_as_float(pair_scales.x) * 16384.f, __uint_as_float(pair_scales.y) * 16384.f};
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    total[n][i] = fmaf(sum[n][i], s[i % 2], total[n][i]);
+                    if (ends) {
+                        parts[n][i] += total[n][i];
+                        total[n][i] = 0.f;
+                    }
+                }
+            }
+            advance(b, b_part);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const unsigned p = 8 * n + 2 * c + i % 2;
+            if (p < pairs && wanted < rows) {
+                y[size_t(pair + p) * rows + wanted + g + i / 2 * 8] = parts[n][i];
+            }
+        }
+    }
+}
+
+template <int SPLIT>
+__device__ __forceinline__ void many_of(const uint8_t* __restrict__ w, const uint8_t* __restrict__ w_scales,
+                                        const uint8_t* __restrict__ x, const float* __restrict__ x_scales,
+                                        const int* __restrict__ groups, const unsigned* __restrict__ inputs,
+                                        float* __restrict__ y, unsigned rows, unsigned cols) {
+    __shared__ uint4 staged[STAGES * STAGE / 16];
+    const uint32_t at = longwave::shared_address(staged);
+    const unsigned expert = groups[3 * blockIdx.y], pair = groups[3 * blockIdx.y + 1], pairs = groups[3 * blockIdx.y + 2];
+    switch ((pairs + 7) / 8) {
+        case 0:
+            return;
+        case 1:
+            return many<1, SPLIT>(w, w_scales, x, x_scales, inputs, y, rows, cols, expert, pair, pairs, at);
+        case 2:
+            return many<2, SPLIT>(w, w_scales, x, x_scales, inputs, y, rows, cols, expert, pair, pairs, at);
+        case 3:
+            return many<3, SPLIT>(w, w_scales, x, x_scales, inputs, y, rows, cols, expert, pair, pairs, at);
+        default:
+            return many<4, SPLIT>(w, w_scales, x, x_scales, inputs, y, rows, cols, expert, pair, pairs, at);
+    }
+}
+
 }  // namespace
 
 // Blocks of a multiprocessor: as many as registers allow without spilling.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 #define RESIDENT 2
+#define RESIDENT_MANY 1
 #else
 #define RESIDENT 3
+#define RESIDENT_MANY 2
 #endif
 
 #define ENTRY(split)                                                                                                     \
@@ -170,6 +328,16 @@ __device__ __forceinline__ void experts(const uint8_t* __restrict__ w, const uin
 // From 4096 columns on, and fewer.
 ENTRY(4)
 ENTRY(2)
+
+#define MANY(split)                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT_MANY) experts_fp4_many_##split(                                \
+        const uint8_t* w, const uint8_t* w_scales, const uint8_t* x, const float* x_scales, const int* groups,           \
+        const unsigned* inputs, float* y, unsigned rows, unsigned cols) {                                                \
+        many_of<split>(w, w_scales, x, x_scales, groups, inputs, y, rows, cols);                                         \
+    }
+
+MANY(4)
+MANY(2)
 
 // Columns 0 to 3 of a word (s e e m each, column 0 lowest) go to bits 7, 3, 2, 1 of bytes 0 to 3, columns 4 to 7 to bits
 // 0, 6, 5, 4.

@@ -1,20 +1,20 @@
 // architectures: 90a 100a
 // y = W x: W e4m3 [rows, cols] with a float scale per 128 x 128 block, x e4m3 [tokens, cols] with a float scale per 128
-// columns, y float [tokens, rows]. linear_fp8.md has floor, design and measured steps. With groups (gridDim.y, for few
-// tokens, gridDim.z for many) there are as many matrices one behind the other, and a token's inputs and results lie side by
-// side: x [tokens, groups, cols], y [tokens, groups, rows]; rows are then a multiple of 128.
+// columns, y float [tokens, rows]. linear_fp8.md has floor, design and measured steps. With G groups, W is
+// [G, rows, cols], x [tokens, G, cols], y [tokens, G, rows]; then rows % 128 == 0.
 //
-// SPLIT warps share sixteen rows; warp w of them takes the column blocks w, w + SPLIT, ... A block of eight warps has
-// 8 / SPLIT groups of sixteen rows. The order of every sum depends on the shape alone (SPLIT is chosen by it), so a
-// token's result has the same bits in any batch; `many` below walks through the parts in the same order, with the same
-// products. Needs rows % 16 == 0, cols % 128 == 0.
+// A row's column blocks are summed in SPLIT parts: part p has the blocks p, p + SPLIT, ..., each multiplied on the tensor
+// cores, scaled, and added in this order; then the parts are added. For few tokens SPLIT warps share sixteen rows and have
+// a part each; the kernel for many tokens visits one part after the other. The order of every sum depends on the shape
+// alone (SPLIT is chosen by it), so a token's result has the same bits in any batch and from either kernel. Needs
+// rows % 16 == 0, cols % 128 == 0.
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #include <stdint.h>
 
 #include "common/cluster.cuh"
-#include "common/copy.cuh"
 #include "common/mma.cuh"
+#include "common/tiles.cuh"
 
 namespace {
 
@@ -24,12 +24,23 @@ constexpr int BLOCK = 128;
 // Column blocks of a warp whose weights are on their way at once: 64 bytes per thread each.
 constexpr int AHEAD = 2;
 
+// How often the loop over the halves of a column block is unrolled for many tokens: what registers allow without spilling.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int HALVES = 2;
+#else
+constexpr int HALVES = 1;
+#endif
+
 // Four e4m3 codes as two pairs of halves; exact.
 __device__ __forceinline__ void widen(uint32_t codes, uint32_t& low, uint32_t& high) {
     const __half2_raw a = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes & 0xffff), __NV_E4M3);
     const __half2_raw b = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes >> 16), __NV_E4M3);
     low = static_cast<uint32_t>(a.x) | static_cast<uint32_t>(a.y) << 16;
     high = static_cast<uint32_t>(b.x) | static_cast<uint32_t>(b.y) << 16;
+}
+
+__device__ __forceinline__ uint32_t word(const uint4& v, int k) {
+    return k == 0 ? v.x : k == 1 ? v.y : k == 2 ? v.z : v.w;
 }
 
 // Weights of one thread in one column block: rows g and g + 8, columns 16 c .. and 64 + 16 c .. of the block.
@@ -44,7 +55,7 @@ struct Tile {
     }
 };
 
-// TILES tiles of eight tokens.
+// TILES tiles of eight tokens. Grid (tiles of rows, groups).
 template <int TILES, int SPLIT>
 __device__ __forceinline__ void linear(const uint8_t* __restrict__ w, const float* __restrict__ w_scales,
                                        const uint8_t* __restrict__ x, const float* __restrict__ x_scales,
@@ -54,8 +65,9 @@ __device__ __forceinline__ void linear(const uint8_t* __restrict__ w, const floa
     w += size_t(blockIdx.y) * rows * cols;
     w_scales += size_t(blockIdx.y) * (rows / BLOCK) * blocks;
     x += size_t(blockIdx.y) * cols;
-    x_scales += size_t(blockIdx.y) * blocks;
+    x_scales += blockIdx.y * blocks;
     y += size_t(blockIdx.y) * rows;
+    const size_t x_stride = size_t(groups) * cols, x_blocks = size_t(groups) * blocks, y_stride = size_t(groups) * rows;
     // Behind the last rows a group computes the last ones again and stores nothing.
     const unsigned wanted = (blockIdx.x * (WARPS / SPLIT) + warp / SPLIT) * ROWS;
     const unsigned first = min(wanted, rows - ROWS);
@@ -93,7 +105,7 @@ __device__ __forceinline__ void linear(const uint8_t* __restrict__ w, const floa
 #pragma unroll
                 for (int n = 0; n < TILES; n++) {
                     const unsigned token = min(n * 8 + g, tokens - 1);
-                    tokens_x[n] = __ldg(reinterpret_cast<const uint4*>(x + size_t(token) * groups * cols + b * BLOCK + 64 * half + 16 * c));
+                    tokens_x[n] = __ldg(reinterpret_cast<const uint4*>(x + token * x_stride + b * BLOCK + 64 * half + 16 * c));
                 }
 #pragma unroll
                 for (int s = 0; s < 4; s++) {
@@ -114,9 +126,9 @@ __device__ __forceinline__ void linear(const uint8_t* __restrict__ w, const floa
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
                     const unsigned token = min(n * 8 + 2 * c + j, tokens - 1);
-                    const float s = ws * __ldg(x_scales + size_t(token) * groups * blocks + b);
-                    total[n][j] += part[n][j] * s;
-                    total[n][2 + j] += part[n][2 + j] * s;
+                    const float s = ws * __ldg(x_scales + token * x_blocks + b);
+                    total[n][j] = fmaf(part[n][j], s, total[n][j]);
+                    total[n][2 + j] = fmaf(part[n][2 + j], s, total[n][2 + j]);
                 }
             }
         }
@@ -142,155 +154,132 @@ __device__ __forceinline__ void linear(const uint8_t* __restrict__ w, const floa
             for (int v = 0; v < SPLIT; v++) {
                 sum += sums[group * SPLIT + v][token][row];
             }
-            y[size_t(token) * groups * rows + to + row] = sum;
+            y[token * y_stride + to + row] = sum;
         }
     }
 }
 
-// Many tokens: a block has 128 rows and 64 tokens, a warp 32 and 32. Column blocks come into shared memory three stages
-// ahead. Row r of a stage is 128 bytes in eight pieces, piece p at p ^ (r % 2) * 4, so that eight threads that read two
-// rows meet no bank twice.
-constexpr int TILE = 128, TOKENS = 64, STAGES = 4, STAGE_BYTES = (TILE + TOKENS) * BLOCK + TOKENS * 4;
-
-template <int SPLIT>
+// Grid (token tiles, row tiles, groups). A warp has M x N products, a block BM x BN; STAGES tiles are on their way. Dynamic
+// shared memory: the tiles, then one float per product for the sum of the parts.
+template <int BM, int BN, int M, int N, int STAGES>
 __device__ __forceinline__ void many(const uint8_t* __restrict__ w, const float* __restrict__ w_scales,
                                      const uint8_t* __restrict__ x, const float* __restrict__ x_scales,
-                                     float* __restrict__ y, unsigned rows, unsigned cols, unsigned tokens) {
-    extern __shared__ __align__(128) uint8_t staged[];
-    const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, c = lane % 4;
+                                     float* __restrict__ y, unsigned rows, unsigned cols, unsigned tokens, unsigned split) {
+    constexpr int THREADS = BM / M * (BN / N) * 32, TILES = (BM + BN) * longwave::TILE_BYTES;
+    constexpr int STAGE = TILES + 4 * BN;
+    extern __shared__ uint4 tiles[];
+    const uint32_t base = longwave::shared_address(tiles);
+    float* own_sum = reinterpret_cast<float*>(tiles) + STAGES * (STAGE / 4) + threadIdx.x;
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    const unsigned row0 = warp % (BM / M) * M, token0 = warp / (BM / M) * N;
+    const unsigned first_row = blockIdx.y * BM, first_token = blockIdx.x * BN;
     const unsigned blocks = cols / BLOCK, groups = gridDim.z;
-    const unsigned first_row = blockIdx.x * TILE, first_token = blockIdx.y * TOKENS;
     w += size_t(blockIdx.z) * rows * cols;
+    w_scales += size_t(blockIdx.z) * (rows / BLOCK) * blocks + size_t(first_row / BLOCK) * blocks;
     x += size_t(blockIdx.z) * cols;
-    x_scales += size_t(blockIdx.z) * blocks;
+    x_scales += blockIdx.z * blocks;
     y += size_t(blockIdx.z) * rows;
-    const float* scales = w_scales + (size_t(blockIdx.z) * (rows / BLOCK) + first_row / BLOCK) * blocks;
+    const size_t x_stride = size_t(groups) * cols, x_blocks = size_t(groups) * blocks, y_stride = size_t(groups) * rows;
 
-    // Step i of the walk is column block i of part 0, then of part 1, ...
-    const auto block_of = [&](unsigned i) {
-        unsigned part = 0;
-        for (; part + 1 < SPLIT; part++) {
-            const unsigned own = (blocks - part + SPLIT - 1) / SPLIT;
-            if (i < own) {
-                break;
+    // The column block that is copied next; blocks of a part, then the next part.
+    unsigned coming = 0, coming_part = 0, slot = 0;
+    const auto copy = [&]() {
+        if (coming < blocks && coming_part < split) {
+            const uint32_t to = base + slot * STAGE;
+            longwave::copy_tile<BM, THREADS>(to, w + size_t(coming) * BLOCK, cols, first_row, rows);
+            longwave::copy_tile<BN, THREADS>(to + BM * BLOCK, x + size_t(coming) * BLOCK, x_stride, first_token, tokens);
+            if (threadIdx.x < BN) {
+                const unsigned token = min(first_token + threadIdx.x, tokens - 1);
+                longwave::copy_4(to + TILES + 4 * threadIdx.x, x_scales + token * x_blocks + coming);
             }
-            i -= own;
+            coming += split;
+            if (coming >= blocks) {
+                coming = ++coming_part;
+            }
         }
-        return part + i * SPLIT;
+        slot = slot + 1 == STAGES ? 0 : slot + 1;
+        longwave::commit_copies();
     };
-    const auto load = [&](unsigned i) {
-        if (i < blocks) {
-            const unsigned b = block_of(i);
-            const uint32_t to = longwave::shared_address(staged + (i % STAGES) * STAGE_BYTES);
 #pragma unroll
-            for (int n = 0; n < 4; n++) {
-                const unsigned r = n * 32 + thread / 8, piece = thread % 8, at = r * BLOCK + ((piece ^ (r % 2 * 4)) * 16);
-                longwave::copy16(to + at, w + size_t(min(first_row + r, rows - 1)) * cols + b * BLOCK + piece * 16);
-                if (n < 2) {
-                    longwave::copy16(to + TILE * BLOCK + at,
-                                     x + size_t(min(first_token + r, tokens - 1)) * groups * cols + b * BLOCK + piece * 16);
-                }
-            }
-            if (thread < TOKENS) {
-                longwave::copy4(to + (TILE + TOKENS) * BLOCK + thread * 4,
-                                x_scales + size_t(min(first_token + thread, tokens - 1)) * groups * blocks + b);
-            }
-        }
-        longwave::copy_commit();
-    };
-
-    const unsigned row0 = warp / 2 * 32, token0 = warp % 2 * 32;
-    float sum[2][4][4] = {}, total[2][4][4] = {};
-    for (int i = 0; i < STAGES - 1; i++) {
-        load(i);
+    for (int s = 0; s < STAGES - 1; s++) {
+        copy();
     }
-    unsigned left = (blocks + SPLIT - 1) / SPLIT, part = 0;
-    for (unsigned i = 0; i < blocks; i++) {
-        longwave::copy_wait<STAGES - 2>();
+#pragma unroll
+    for (int i = 0; i < M * N / 32; i++) {
+        own_sum[i * THREADS] = 0.f;
+    }
+    float total[M / 16][N / 8][4] = {};
+    unsigned b = 0, b_part = 0;
+    for (unsigned step = 0; step < blocks; step++) {
+        const float ws = __ldg(w_scales + b);
+        longwave::wait_copies<STAGES - 2>();
         __syncthreads();
-        load(i + STAGES - 1);
-        const uint8_t* const ws = staged + (i % STAGES) * STAGE_BYTES;
-        const uint8_t* const xs = ws + TILE * BLOCK;
-        const float* const token_scales = reinterpret_cast<const float*>(xs + TOKENS * BLOCK);
-        const float row_scale = __ldg(scales + block_of(i));
-        float own[2][4][4] = {};
-#pragma unroll
+        copy();
+        const uint32_t from = base + step % STAGES * STAGE;
+        float part[M / 16][N / 8][4] = {};
+#pragma unroll HALVES
         for (int half = 0; half < 2; half++) {
-            uint4 a[2][2], v[4];
+            uint4 xs[N / 8];
 #pragma unroll
-            for (int m = 0; m < 2; m++) {
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const unsigned r = row0 + m * 16 + h * 8 + g;
-                    a[m][h] = *reinterpret_cast<const uint4*>(ws + r * BLOCK + (((half * 4 + c) ^ (r % 2 * 4)) * 16));
-                }
+            for (int n = 0; n < N / 8; n++) {
+                xs[n] = longwave::read_16(from + (BM + half * (BN / 2)) * BLOCK + (token0 + 8 * n + g) * 64 + 16 * c);
             }
+            uint4 low[M / 16], high[M / 16];
 #pragma unroll
-            for (int n = 0; n < 4; n++) {
-                const unsigned r = token0 + n * 8 + g;
-                v[n] = *reinterpret_cast<const uint4*>(xs + r * BLOCK + (((half * 4 + c) ^ (r % 2 * 4)) * 16));
+            for (int m = 0; m < M / 16; m++) {
+                const uint32_t at = from + half * (BM * 64) + (row0 + 16 * m + g) * 64 + 16 * c;
+                low[m] = longwave::read_16(at);
+                high[m] = longwave::read_16(at + 8 * 64);
             }
-#pragma unroll
-            for (int s = 0; s < 4; s++) {
-                uint32_t f[2][4];
-#pragma unroll
-                for (int m = 0; m < 2; m++) {
-                    widen(reinterpret_cast<const uint32_t*>(&a[m][0])[s], f[m][0], f[m][2]);
-                    widen(reinterpret_cast<const uint32_t*>(&a[m][1])[s], f[m][1], f[m][3]);
-                }
-#pragma unroll
-                for (int n = 0; n < 4; n++) {
-                    uint32_t b0, b1;
-                    widen(reinterpret_cast<const uint32_t*>(&v[n])[s], b0, b1);
-#pragma unroll
-                    for (int m = 0; m < 2; m++) {
-                        longwave::mma_f16(own[m][n], f[m][0], f[m][1], f[m][2], f[m][3], b0, b1);
-                    }
-                }
-            }
-        }
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const float s = row_scale * token_scales[token0 + n * 8 + 2 * c + j];
-#pragma unroll
-                for (int m = 0; m < 2; m++) {
-                    total[m][n][j] += own[m][n][j] * s;
-                    total[m][n][2 + j] += own[m][n][2 + j] * s;
-                }
-            }
-        }
-        left--;
-        // A part ends. Parts without a column block add nothing, as zeros do in `linear`.
-        if (left == 0) {
-            part++;
-            left = part < SPLIT && part < blocks ? (blocks - part + SPLIT - 1) / SPLIT : 0;
-#pragma unroll
-            for (int m = 0; m < 2; m++) {
-#pragma unroll
-                for (int n = 0; n < 4; n++) {
-#pragma unroll
-                    for (int k = 0; k < 4; k++) {
-                        sum[m][n][k] += total[m][n][k];
-                        total[m][n][k] = 0.f;
-                    }
-                }
-            }
-        }
-    }
-#pragma unroll
-    for (int m = 0; m < 2; m++) {
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                const unsigned row = first_row + row0 + m * 16 + g + k / 2 * 8;
-                const unsigned token = first_token + token0 + n * 8 + 2 * c + k % 2;
-                if (row < rows && token < tokens) {
-                    y[size_t(token) * groups * rows + row] = sum[m][n][k];
+                uint32_t b0[N / 8], b1[N / 8];
+#pragma unroll
+                for (int n = 0; n < N / 8; n++) {
+                    widen(word(xs[n], k), b0[n], b1[n]);
+                }
+#pragma unroll
+                for (int m = 0; m < M / 16; m++) {
+                    uint32_t a0, a1, a2, a3;
+                    widen(word(low[m], k), a0, a2);
+                    widen(word(high[m], k), a1, a3);
+#pragma unroll
+                    for (int n = 0; n < N / 8; n++) {
+                        longwave::mma_f16(part[m][n], a0, a1, a2, a3, b0[n], b1[n]);
+                    }
                 }
             }
+        }
+#pragma unroll
+        for (int n = 0; n < N / 8; n++) {
+            const uint2 scales = longwave::read_8(from + TILES + (token0 + 8 * n + 2 * c) * 4);
+            const float s[2] = {ws * __uint_as_float(scales.x), ws * __uint_as_float(scales.y)};
+#pragma unroll
+            for (int m = 0; m < M / 16; m++) {
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    total[m][n][j] = fmaf(part[m][n][j], s[j % 2], total[m][n][j]);
+                }
+            }
+        }
+        b += split;
+        if (b >= blocks) {
+            b = ++b_part;
+#pragma unroll
+            for (int i = 0; i < M * N / 32; i++) {
+                float& v = total[i / (N / 2)][i / 4 % (N / 8)][i % 4];
+                own_sum[i * THREADS] += v;
+                v = 0.f;
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < M * N / 32; i++) {
+        const int m = i / (N / 2), n = i / 4 % (N / 8), j = i % 4;
+        const unsigned token = first_token + token0 + 8 * n + 2 * c + j % 2;
+        const unsigned row = first_row + row0 + 16 * m + g + j / 2 * 8;
+        if (token < tokens && row < rows) {
+            y[token * y_stride + row] = own_sum[i * THREADS];
         }
     }
 }
@@ -312,12 +301,16 @@ ENTRY(2, 2, 2)
 ENTRY(4, 8, 1)
 ENTRY(4, 2, 1)
 
-#define MANY(split)                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) linear_fp8_many_##split(                                 \
-        const uint8_t* w, const float* w_scales, const uint8_t* x, const float* x_scales, float* y, unsigned rows,       \
-        unsigned cols, unsigned tokens) {                                                                                \
-        many<split>(w, w_scales, x, x_scales, y, rows, cols, tokens);                                                    \
-    }
+// 128 x 128 products per block: 161.5 KiB of dynamic shared memory.
+extern "C" __global__ void __launch_bounds__(512, 1)
+linear_fp8_large(const uint8_t* w, const float* w_scales, const uint8_t* x, const float* x_scales, float* y, unsigned rows,
+                 unsigned cols, unsigned tokens, unsigned split) {
+    many<128, 128, 32, 32, 3>(w, w_scales, x, x_scales, y, rows, cols, tokens, split);
+}
 
-MANY(8)
-MANY(2)
+// 64 x 64 products per block: 64.75 KiB.
+extern "C" __global__ void __launch_bounds__(128, 3)
+linear_fp8_small(const uint8_t* w, const float* w_scales, const uint8_t* x, const float* x_scales, float* y, unsigned rows,
+                 unsigned cols, unsigned tokens, unsigned split) {
+    many<64, 64, 32, 32, 3>(w, w_scales, x, x_scales, y, rows, cols, tokens, split);
+}

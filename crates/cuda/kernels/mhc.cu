@@ -3,7 +3,7 @@
 //   mhc_dots   partial products of the 24 rows of fn with a token's streams, and of their squares
 //   mhc_pre    the mix (Sinkhorn), the sublayer's input, its RMS norm, and that as e4m3 with a scale per 128
 //   mhc_post   the streams after the sublayer, in place
-// Sums have one order whatever the number of tokens. width % 128 == 0 and width <= 8192.
+// Sums have one order whatever the number of tokens. width % 256 == 0 and width <= 8192.
 #include <stdint.h>
 
 #include "common/bf16.cuh"
@@ -102,9 +102,11 @@ mhc_pre(const uint32_t* __restrict__ streams, const float* __restrict__ partial,
     const float w[4] = {pre[0], pre[1], pre[2], pre[3]};
     const uint2* rows = reinterpret_cast<const uint2*>(streams + size_t(token) * 2 * width);
     float squares = 0.f;
+    // In the last round of a width that 1024 does not divide only some of the warps have columns.
+    const unsigned quads = width / 4;
 #pragma unroll
     for (unsigned q = 0; q < 8; q++) {
-        if (q * 256 + threadIdx.x < width / 4) {
+        if (q * 256 + threadIdx.x < quads) {
             float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
             for (int s = 0; s < 4; s++) {
@@ -120,26 +122,16 @@ mhc_pre(const uint32_t* __restrict__ streams, const float* __restrict__ partial,
     const float factor = rsqrtf(longwave::block_sum(squares) / float(width) + norm_eps);
 #pragma unroll
     for (unsigned q = 0; q < 8; q++) {
-        if (q * 256 + threadIdx.x < width / 4) {
-            const unsigned at = q * 256 + threadIdx.x;
+        const unsigned at = q * 256 + threadIdx.x;
+        if (at < quads) {
             const float4 g = __ldg(reinterpret_cast<const float4*>(weight) + at);
             const float y0 = longwave::round_bf16(h[q].x * factor * g.x), y1 = longwave::round_bf16(h[q].y * factor * g.y);
             const float y2 = longwave::round_bf16(h[q].z * factor * g.z), y3 = longwave::round_bf16(h[q].w * factor * g.w);
             reinterpret_cast<uint2*>(normed)[size_t(token) * (width / 4) + at] =
                 make_uint2(longwave::narrow(y0, y1), longwave::narrow(y2, y3));
             // A warp has 128 neighbouring columns: one group.
-            float amax = fmaxf(fmaxf(fabsf(y0), fabsf(y1)), fmaxf(fabsf(y2), fabsf(y3)));
-#pragma unroll
-            for (int step = 16; step > 0; step /= 2) {
-                amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, step));
-            }
-            const uint32_t byte = longwave::scale_byte(amax);
-            const float inverse = longwave::inverse_of(byte);
             codes[size_t(token) * (width / 4) + at] =
-                longwave::codes_of(y0 * inverse, y1 * inverse, y2 * inverse, y3 * inverse);
-            if (threadIdx.x % 32 == 0) {
-                scales[size_t(token) * (width / 128) + at / 32] = longwave::scale_of(byte);
-            }
+                longwave::quantise_group(y0, y1, y2, y3, scales + size_t(token) * (width / 128) + at / 32);
         }
     }
 }

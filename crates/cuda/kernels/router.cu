@@ -1,160 +1,174 @@
 // architectures: 90a 100a
-// The router (model.md 7.1), and pairs of a token and an expert in groups of one expert.
-//   route   experts [tokens, k] and weights: the largest score + bias, among equals the lower expert, or the token's row of
-//           a table; weights are scores over their sum, scaled
-//   group   groups {expert, first pair, pairs <= 8}, pairs in the order of experts and of tokens in them
+// Router (model.md 7.1): experts and weights of each token, then tokens in groups of one expert.
+//   router_choose  the k experts of a token and their weights, in the order of choice
+//   router_group   groups of a few (token, slot) pairs of one expert, in the order of experts and tokens
+// A padded token (UNMAPPED) has no expert. At most 512 experts and 32 choices. Nothing depends on other tokens but the
+// places of pairs.
 #include <stdint.h>
+
+#include "common/pages.cuh"
 
 namespace {
 
-constexpr unsigned NONE = 0xffffffffu;
-// Experts of a lane.
-constexpr unsigned HELD = 12;
-constexpr unsigned MOST_EXPERTS = 32 * HELD;
+constexpr int MOST = 512;
 
 // sqrt(log(1 + e^v)), with the identity above 20.
 __device__ __forceinline__ float score(float v) {
-    return __fsqrt_rn(v > 20.f ? v : static_cast<float>(log1p(exp(static_cast<double>(v)))));
+    const float softplus = v > 20.f ? v : static_cast<float>(log1p(exp(static_cast<double>(v))));
+    return __fsqrt_rn(softplus);
 }
 
 }  // namespace
 
-// Grid (tokens / 8 rounded up), 256 threads: a warp has a token. bias [experts], or null with table [vocab, k]. Tokens of
-// 0xffffffff are padded rows: their experts are 0xffffffff. k <= 16, experts <= 384.
+// logits float [tokens, experts]; bias float [experts], or table u32 [vocab, k] that names the experts by token id; ids u32
+// [tokens]. chosen u32 and weights float [tokens, k]. A warp per token.
 extern "C" __global__ void __launch_bounds__(256)
-route(const float* __restrict__ logits, const float* __restrict__ bias, const unsigned* __restrict__ table,
-      const unsigned* __restrict__ tokens, unsigned* __restrict__ chosen, float* __restrict__ weights, unsigned count,
-      unsigned experts, unsigned k, float scale) {
-    const unsigned row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (row >= count) {
+router_choose(const float* __restrict__ logits, const float* __restrict__ bias, const unsigned* __restrict__ table,
+              const unsigned* __restrict__ ids, unsigned* __restrict__ chosen, float* __restrict__ weights, unsigned tokens,
+              unsigned experts, unsigned k, float scale) {
+    const unsigned token = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (token >= tokens) {
         return;
     }
-    const unsigned token = tokens[row];
-    const float* own = logits + size_t(row) * experts;
-    unsigned expert = NONE;
-    if (token != NONE && table) {
-        expert = lane < k ? __ldg(table + size_t(token) * k + lane) : NONE;
-    } else if (token != NONE) {
-        float key[HELD];
+    const unsigned id = ids[token];
+    unsigned own = longwave::UNMAPPED;
+    float own_score = 0.f;
+    if (id != longwave::UNMAPPED) {
+        const float* row = logits + size_t(token) * experts;
+        if (table) {
+            if (lane < k) {
+                own = table[size_t(id) * k + lane];
+                own_score = score(row[own]);
+            }
+        } else {
+            float keys[MOST / 32];
+            unsigned taken = 0;
 #pragma unroll
-        for (unsigned i = 0; i < HELD; i++) {
-            const unsigned e = i * 32 + lane;
-            const float b = e < experts ? score(own[e]) + __ldg(bias + e) : -INFINITY;
-            key[i] = isnan(b) ? -1e30f : b;
-        }
-        for (unsigned s = 0; s < k; s++) {
-            float best = -INFINITY;
-            unsigned of = NONE;
-#pragma unroll
-            for (unsigned i = 0; i < HELD; i++) {
-                if (key[i] > best) {
-                    best = key[i];
-                    of = i * 32 + lane;
+            for (int i = 0; i < MOST / 32; i++) {
+                const unsigned e = i * 32 + lane;
+                keys[i] = 0.f;
+                taken |= 1u << i;
+                if (e < experts) {
+                    const float key = score(row[e]) + bias[e];
+                    keys[i] = isnan(key) ? -1e30f : key;
+                    taken &= ~(1u << i);
                 }
             }
+            for (unsigned slot = 0; slot < k; slot++) {
+                // The best of the lane, then of the warp; among equals the lower expert.
+                unsigned best = longwave::UNMAPPED;
+                float best_key = 0.f;
 #pragma unroll
-            for (int step = 16; step > 0; step /= 2) {
-                const float other = __shfl_xor_sync(0xffffffffu, best, step);
-                const unsigned other_of = __shfl_xor_sync(0xffffffffu, of, step);
-                if (other > best || (other == best && other_of < of)) {
-                    best = other;
-                    of = other_of;
+                for (int i = 0; i < MOST / 32; i++) {
+                    if (!(taken >> i & 1) && (best == longwave::UNMAPPED || keys[i] > best_key)) {
+                        best = i * 32 + lane;
+                        best_key = keys[i];
+                    }
                 }
-            }
 #pragma unroll
-            for (unsigned i = 0; i < HELD; i++) {
-                if (of == i * 32 + lane) {
-                    key[i] = -INFINITY;
+                for (int step = 16; step > 0; step /= 2) {
+                    const unsigned other = __shfl_xor_sync(0xffffffffu, best, step);
+                    const float key = __shfl_xor_sync(0xffffffffu, best_key, step);
+                    const bool better = other != longwave::UNMAPPED &&
+                                        (best == longwave::UNMAPPED || key > best_key || (key == best_key && other < best));
+                    best = better ? other : best;
+                    best_key = better ? key : best_key;
                 }
+                if (best % 32 == lane) {
+                    taken |= 1u << best / 32;
+                }
+                own = lane == slot ? best : own;
             }
-            expert = lane == s ? of : expert;
+            own_score = lane < k ? score(row[own]) : 0.f;
         }
     }
-    const float s = lane < k && expert < experts ? score(own[expert]) : 0.f;
     float sum = 0.f;
-    for (unsigned i = 0; i < k; i++) {
-        sum += __shfl_sync(0xffffffffu, s, i);
+    for (unsigned slot = 0; slot < k; slot++) {
+        sum = __fadd_rn(sum, __shfl_sync(0xffffffffu, own_score, slot));
     }
     if (lane < k) {
-        chosen[size_t(row) * k + lane] = expert;
-        weights[size_t(row) * k + lane] = __fmul_rn(__fdiv_rn(s, sum), scale);
+        chosen[size_t(token) * k + lane] = own;
+        weights[size_t(token) * k + lane] = own == longwave::UNMAPPED ? 0.f : __fmul_rn(__fdiv_rn(own_score, sum), scale);
     }
 }
 
-// One block of 1024 threads. groups [most, 3] (unused ones have no pairs); of each pair its token (inputs), its weight, and
-// of each choice its pair (places, 0xffffffff for padded rows).
-extern "C" __global__ void __launch_bounds__(1024)
-group(const unsigned* __restrict__ chosen, const float* __restrict__ weights, int* __restrict__ groups,
-      unsigned* __restrict__ inputs, float* __restrict__ pair_weights, unsigned* __restrict__ places, unsigned choices,
-      unsigned k, unsigned experts, unsigned most) {
-    __shared__ unsigned counts[MOST_EXPERTS], first_pair[MOST_EXPERTS + 1], first_group[MOST_EXPERTS + 1];
-    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (unsigned e = threadIdx.x; e < experts; e += 1024) {
+// Grid experts, 256 threads: each block finds the pairs of one expert. chosen u32 [pairs], pair i is slot i % k of token
+// i / k. groups int [most, 3]: expert, first place, up to `size` pairs; unused groups have none. By place: inputs u32 (token) and
+// sources u32 (pair; UNMAPPED behind the last place). By pair: places u32, UNMAPPED for padded tokens.
+extern "C" __global__ void __launch_bounds__(256)
+router_group(const unsigned* __restrict__ chosen, int* __restrict__ groups, unsigned* __restrict__ inputs,
+             unsigned* __restrict__ sources, unsigned* __restrict__ places, unsigned pairs, unsigned k,
+             unsigned size, unsigned most) {
+    __shared__ unsigned counts[MOST];
+    __shared__ unsigned before[2];
+    __shared__ unsigned found[2][8];
+    const unsigned expert = blockIdx.x, experts = gridDim.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (unsigned e = threadIdx.x; e < experts; e += 256) {
         counts[e] = 0;
     }
+    if (threadIdx.x < 2) {
+        before[threadIdx.x] = 0;
+    }
     __syncthreads();
-    for (unsigned i = threadIdx.x; i < choices; i += 1024) {
+    for (unsigned i = threadIdx.x; i < pairs; i += 256) {
         const unsigned e = chosen[i];
         if (e < experts) {
-            atomicAdd(&counts[e], 1u);
-        } else {
-            places[i] = NONE;
+            atomicAdd(counts + e, 1u);
+        } else if (expert == 0) {
+            places[i] = longwave::UNMAPPED;
         }
     }
     __syncthreads();
-    if (warp == 0) {
-        unsigned pairs = 0, slots = 0;
-        for (unsigned start = 0; start < experts; start += 32) {
-            const unsigned e = start + lane, c = e < experts ? counts[e] : 0, g = (c + 7) / 8;
-            unsigned before = c, groups_before = g;
-#pragma unroll
-            for (int step = 1; step < 32; step *= 2) {
-                const unsigned a = __shfl_up_sync(0xffffffffu, before, step);
-                const unsigned b = __shfl_up_sync(0xffffffffu, groups_before, step);
-                if (lane >= unsigned(step)) {
-                    before += a;
-                    groups_before += b;
-                }
-            }
-            if (e < experts) {
-                first_pair[e] = pairs + before - c;
-                first_group[e] = slots + groups_before - g;
-            }
-            pairs += __shfl_sync(0xffffffffu, before, 31);
-            slots += __shfl_sync(0xffffffffu, groups_before, 31);
+    unsigned pairs_before = 0, groups_before = 0;
+    for (unsigned e = threadIdx.x; e < expert; e += 256) {
+        pairs_before += counts[e];
+        groups_before += (counts[e] + size - 1) / size;
+    }
+    pairs_before = __reduce_add_sync(0xffffffffu, pairs_before);
+    groups_before = __reduce_add_sync(0xffffffffu, groups_before);
+    if (lane == 0) {
+        atomicAdd(before, pairs_before);
+        atomicAdd(before + 1, groups_before);
+    }
+    __syncthreads();
+    const unsigned first = before[0], first_group = before[1], own = counts[expert], own_groups = (own + size - 1) / size;
+    for (unsigned j = threadIdx.x; j < own_groups; j += 256) {
+        int* group = groups + 3 * size_t(first_group + j);
+        group[0] = static_cast<int>(expert);
+        group[1] = static_cast<int>(first + size * j);
+        group[2] = static_cast<int>(min(own - size * j, size));
+    }
+    if (expert == experts - 1) {
+        for (unsigned j = first_group + own_groups + threadIdx.x; j < most; j += 256) {
+            groups[3 * size_t(j)] = groups[3 * size_t(j) + 1] = groups[3 * size_t(j) + 2] = 0;
         }
+        for (unsigned p = first + own + threadIdx.x; p < pairs; p += 256) {
+            inputs[p] = 0;
+            sources[p] = longwave::UNMAPPED;
+        }
+    }
+    if (own == 0) {
+        return;
+    }
+    unsigned done = first, turn = 0;
+    for (unsigned base = 0; base < pairs; base += 256, turn ^= 1) {
+        const unsigned i = base + threadIdx.x;
+        const bool mine = i < pairs && chosen[i] == expert;
+        const unsigned votes = __ballot_sync(0xffffffffu, mine);
         if (lane == 0) {
-            first_group[experts] = slots;
+            found[turn][warp] = __popc(votes);
         }
-    }
-    __syncthreads();
-    for (unsigned i = first_group[experts] + threadIdx.x; i < most; i += 1024) {
-        groups[3 * i + 2] = 0;
-    }
-    for (unsigned e = warp; e < experts; e += 32) {
-        const unsigned count = counts[e];
-        if (count == 0) {
-            continue;
+        __syncthreads();
+        unsigned at = done + __popc(votes & ((1u << lane) - 1));
+#pragma unroll
+        for (unsigned w = 0; w < 8; w++) {
+            at += w < warp ? found[turn][w] : 0;
+            done += found[turn][w];
         }
-        for (unsigned g = lane; g < (count + 7) / 8; g += 32) {
-            int* const to = groups + 3 * (first_group[e] + g);
-            to[0] = e;
-            to[1] = first_pair[e] + 8 * g;
-            to[2] = min(8u, count - 8 * g);
-        }
-        unsigned next = first_pair[e], left = count;
-        for (unsigned start = 0; left > 0; start += 32) {
-            const unsigned i = start + lane;
-            const bool own = i < choices && chosen[i] == e;
-            const unsigned owners = __ballot_sync(0xffffffffu, own);
-            if (own) {
-                const unsigned pair = next + __popc(owners & ((1u << lane) - 1));
-                inputs[pair] = i / k;
-                pair_weights[pair] = weights[i];
-                places[i] = pair;
-            }
-            next += __popc(owners);
-            left -= __popc(owners);
+        if (mine) {
+            inputs[at] = i / k;
+            sources[at] = i;
+            places[i] = at;
         }
     }
 }

@@ -45,6 +45,16 @@ __device__ __forceinline__ float logit_of(uint64_t rank) {
     return __uint_as_float(ascending & 0x80000000u ? ascending & 0x7fffffffu : ~ascending);
 }
 
+// Integers in the order of floats.
+__device__ __forceinline__ int ordered(float v) {
+    const int bits = __float_as_int(v);
+    return bits < 0 ? bits ^ 0x7fffffff : bits;
+}
+
+__device__ __forceinline__ float unordered(int v) {
+    return __int_as_float(v < 0 ? v ^ 0x7fffffff : v);
+}
+
 // Whether a is kept before b.
 __device__ __forceinline__ bool before(float a, unsigned a_token, float b, unsigned b_token) {
     return a > b || (a == b && a_token < b_token);
@@ -91,6 +101,22 @@ struct Best {
         return b.v > a.v || (b.v == a.v && b.token < a.token) ? b : a;
     }
 };
+
+// `work(token, logit, is there)` for all tokens, called by whole warps; N logits per thread are read before the first.
+template <int N, class Work>
+__device__ __forceinline__ void each(const float* l, unsigned vocab, const Work& work) {
+    for (unsigned base = threadIdx.x; base < (vocab + THREADS * N - 1) / (THREADS * N) * (THREADS * N); base += THREADS * N) {
+        float v[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            v[i] = base + i * THREADS < vocab ? l[base + i * THREADS] : 0.f;
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            work(base + i * THREADS, v[i], base + i * THREADS < vocab);
+        }
+    }
+}
 
 struct Counters {
     unsigned long long bins[BINS];
@@ -144,16 +170,17 @@ __device__ __forceinline__ unsigned reach(Counters& c, unsigned long long& neede
     return bin;
 }
 
-// The rank at which the sum of `weight(l)` over the tokens with `keep(l, rank)`, from the best on, reaches `needed` (more
-// than 0); all ones when it is never reached. First by distance from `top` in steps of 1 / slope, so that few tokens share
+// The rank at which the sum of `weight(l)` over the tokens with `keep(l, rank)`, from the best on, reaches `need(sum over
+// all)` (more than 0); all ones when it is never reached. First by distance from `top` in steps of 1 / slope, so that few tokens share
 // a counter, then by the digits of the rank.
-template <class Keep, class Weight>
-__device__ __forceinline__ uint64_t select(const float* l, unsigned vocab, float top, float slope, unsigned long long needed, Counters& c,
-                           const Keep& keep, const Weight& weight) {
+template <class Need, class Keep, class Weight>
+__device__ __forceinline__ uint64_t select(const float* l, unsigned vocab, float top, float slope, Counters& c,
+                                           const Need& need, const Keep& keep, const Weight& weight) {
     // The lowest bit of each pass's digit, a byte each from the right: 0 (unused), 53, 42, 32, 11, 0. Digits have 11 bits,
     // the fourth 10; between 32 and 22 there is no bit of a token's id.
     constexpr unsigned long long SHIFTS = 0x000b202a3500ull;
     unsigned first_bin = 0;
+    unsigned long long needed = 0;
     uint64_t found = 0;
     for (int pass = 0; pass < 6; pass++) {
         for (unsigned i = threadIdx.x; i < BINS; i += THREADS) {
@@ -161,27 +188,27 @@ __device__ __forceinline__ uint64_t select(const float* l, unsigned vocab, float
         }
         __syncthreads();
         const int shift = static_cast<int>(SHIFTS >> (8 * pass) & 255), bits = pass == 3 ? 10 : 11, known = shift + bits;
-        for (unsigned base = 0; base < vocab; base += THREADS) {
-            const unsigned t = base + threadIdx.x;
+        each<4>(l, vocab, [&](unsigned t, float v, bool there) {
+            // After the first pass few tokens are left.
+            const unsigned distance = static_cast<unsigned>(fminf((top - v) * slope, BINS - 1.f));
+            if (pass > 0 && !__any_sync(ALL, there && distance == first_bin)) {
+                return;
+            }
             unsigned bin = 0;
             unsigned long long w = 0;
-            if (t < vocab) {
-                const float v = l[t];
-                const uint64_t rank = rank_of(v, t);
-                if (keep(v, rank)) {
-                    const unsigned distance = static_cast<unsigned>(fminf((top - v) * slope, BINS - 1.f));
-                    if (pass == 0) {
-                        bin = distance;
-                        w = weight(v);
-                    } else if (distance == first_bin && (pass == 1 || rank >> known == found >> known)) {
-                        bin = static_cast<unsigned>(rank >> shift) & ((1u << bits) - 1);
-                        w = weight(v);
-                    }
+            const uint64_t rank = rank_of(v, t);
+            if (there && keep(v, rank)) {
+                if (pass == 0) {
+                    bin = distance;
+                    w = weight(v);
+                } else if (distance == first_bin && (pass == 1 || rank >> known == found >> known)) {
+                    bin = static_cast<unsigned>(rank >> shift) & ((1u << bits) - 1);
+                    w = weight(v);
                 }
             }
             const unsigned live = __ballot_sync(ALL, w > 0);
             if (live == 0) {
-                continue;
+                return;
             }
             // A warp with one bin adds once: else equal logits would wait for each other.
             const unsigned some = __shfl_sync(ALL, bin, __ffs(static_cast<int>(live)) - 1);
@@ -196,8 +223,16 @@ __device__ __forceinline__ uint64_t select(const float* l, unsigned vocab, float
             } else if (w > 0) {
                 atomicAdd(c.bins + bin, w);
             }
-        }
+        });
         __syncthreads();
+        if (pass == 0) {
+            unsigned long long sum = 0;
+            for (unsigned i = threadIdx.x; i < BINS; i += THREADS) {
+                sum += c.bins[i];
+            }
+            needed = need(over_block(Single<unsigned long long>{sum},
+                                     [](auto a, auto b) { return Single<unsigned long long>{a.v + b.v}; }).v);
+        }
         const unsigned bin = reach(c, needed);
         if (bin == NONE) {
             return ~0ull;
@@ -223,6 +258,7 @@ sample(const float* __restrict__ logits, float* __restrict__ changed, const Row*
     __shared__ Counters counters;
     __shared__ uint64_t best_ranks[MOST_TOP];
     __shared__ unsigned listed;
+    __shared__ int bar;
     const Row row = rows[blockIdx.x];
     if (!row.active) {
         if (threadIdx.x == 0) {
@@ -236,18 +272,22 @@ sample(const float* __restrict__ logits, float* __restrict__ changed, const Row*
     float* own = changed + size_t(blockIdx.x) * vocab;
     const bool changes = row.biases || row.forbiddens || row.counts || row.mask != NONE;
     unsigned first_bad = NONE;
-    float most = -infinity, least = infinity;
-    for (unsigned t = threadIdx.x; t < vocab; t += THREADS) {
-        float v = raw[t];
-        first_bad = min(first_bad, isfinite(v) ? NONE : t);
-        most = fmaxf(most, v);
-        least = v > -infinity ? fminf(least, v) : least;
-        if (changes) {
-            own[t] = v;
+    // The best logit; token 0 where there is none, which no candidate loses to.
+    Best<float> best{-infinity, 0};
+    float least = infinity;
+    each<8>(raw, vocab, [&](unsigned t, float v, bool there) {
+        if (there) {
+            first_bad = min(first_bad, isfinite(v) ? NONE : t);
+            best = v > best.v ? Best<float>{v, t} : best;
+            least = v > -infinity ? fminf(least, v) : least;
+            if (changes) {
+                own[t] = v;
+            }
         }
-    }
+    });
     first_bad = over_block(Single<unsigned>{first_bad}, [](auto a, auto b) { return Single<unsigned>{min(a.v, b.v)}; }).v;
-    most = over_block(Single<float>{most}, [](auto a, auto b) { return Single<float>{fmaxf(a.v, b.v)}; }).v;
+    best = over_block(best, [](auto a, auto b) { return Best<float>::better(a, b); });
+    const float most = best.v;
     least = over_block(Single<float>{least}, [](auto a, auto b) { return Single<float>{fminf(a.v, b.v)}; }).v;
     const auto count = [](float) { return 1ull; };
 
@@ -255,27 +295,26 @@ sample(const float* __restrict__ logits, float* __restrict__ changed, const Row*
     double log_sum = 0.0;
     if (row.logprobs != NONE) {
         double sum = 0.0;
-        for (unsigned t = threadIdx.x; t < vocab; t += THREADS) {
-            sum += exp(static_cast<double>(raw[t] - most));
-        }
+        each<4>(raw, vocab, [&](unsigned, float v, bool there) { sum += there ? exp(static_cast<double>(v - most)) : 0.0; });
         log_sum = log(over_block(Single<double>{sum}, [](auto a, auto b) { return Single<double>{a.v + b.v}; }).v);
         const unsigned n = min(min(row.logprobs, MOST_TOP), vocab);
         if (n > 0) {
             const auto all = [](float, uint64_t) { return true; };
-            const uint64_t last = select(raw, vocab, most, (BINS - 1) / (most - least), n, counters, all, count);
+            const auto best_n = [&](unsigned long long) { return static_cast<unsigned long long>(n); };
+            const uint64_t last = select(raw, vocab, most, (BINS - 1) / (most - least), counters, best_n, all, count);
             if (threadIdx.x == 0) {
                 listed = 0;
             }
             __syncthreads();
-            for (unsigned t = threadIdx.x; t < vocab; t += THREADS) {
-                const uint64_t rank = rank_of(raw[t], t);
-                if (rank <= last) {
+            each<8>(raw, vocab, [&](unsigned t, float v, bool there) {
+                const uint64_t rank = rank_of(v, t);
+                if (there && rank <= last) {
                     const unsigned at = atomicAdd(&listed, 1u);
                     if (at < MOST_TOP) {
                         best_ranks[at] = rank;
                     }
                 }
-            }
+            });
             __syncthreads();
             if (threadIdx.x < n) {
                 unsigned at = 0;
@@ -325,21 +364,16 @@ sample(const float* __restrict__ logits, float* __restrict__ changed, const Row*
             own[pair[0]] = v;
         }
         __syncthreads();
+        best = {-infinity, 0};
+        least = infinity;
+        each<8>(l, vocab, [&](unsigned t, float v, bool there) {
+            best = there && v > best.v ? Best<float>{v, t} : best;
+            least = there && v > -infinity ? fminf(least, v) : least;
+        });
+        best = over_block(best, [](auto a, auto b) { return Best<float>::better(a, b); });
+        least = over_block(Single<float>{least}, [](auto a, auto b) { return Single<float>{fminf(a.v, b.v)}; }).v;
     }
 
-    // The best logit; token 0 where there is none.
-    Best<float> best{-infinity, 0};
-    least = infinity;
-    for (unsigned t = threadIdx.x; t < vocab; t += THREADS) {
-        const float v = l[t];
-        if (v > best.v) {
-            best = {v, t};
-        }
-        least = v > -infinity ? fminf(least, v) : least;
-    }
-    // Threads without any candidate have token 0 at minus infinity, which no candidate loses to.
-    best = over_block(best, [](auto a, auto b) { return Best<float>::better(a, b); });
-    least = over_block(Single<float>{least}, [](auto a, auto b) { return Single<float>{fminf(a.v, b.v)}; }).v;
     const unsigned top = best.token;
     const float top_logit = l[top];
     unsigned token = top;
@@ -355,7 +389,9 @@ sample(const float* __restrict__ logits, float* __restrict__ changed, const Row*
         uint64_t last_rank = ~0ull;
         if (row.top_k > 0 && row.top_k < vocab) {
             const auto candidate = [&](float v, uint64_t) { return v > -infinity; };
-            last_rank = select(l, vocab, top_logit, (BINS - 1) / (top_logit - least), row.top_k, counters, candidate, count);
+            const auto best_k = [&](unsigned long long) { return static_cast<unsigned long long>(row.top_k); };
+            const float slope = (BINS - 1) / (top_logit - least);
+            last_rank = select(l, vocab, top_logit, slope, counters, best_k, candidate, count);
             cuts = last_rank != ~0ull;
             last = logit_of(last_rank);
             last_token = static_cast<unsigned>(last_rank);
@@ -366,15 +402,14 @@ sample(const float* __restrict__ logits, float* __restrict__ changed, const Row*
             // Weights fall with the distance; where the distance decides clearly, the weight is not computed.
             const float bound = -logf(row.min_p), margin = 1e-3f * (1.f + fabsf(bound));
             uint64_t worst = 0;
-            for (unsigned t = threadIdx.x; t < vocab; t += THREADS) {
-                const float v = l[t];
+            each<4>(l, vocab, [&](unsigned t, float v, bool there) {
                 const uint64_t rank = rank_of(v, t);
                 const float distance = (top_logit - v) * per_temperature;
-                if (kept(v, rank) && !(distance > bound + margin) &&
+                if (there && kept(v, rank) && !(distance > bound + margin) &&
                     (distance < bound - margin || weight(v) >= static_cast<double>(row.min_p))) {
                     worst = max(worst, rank);
                 }
-            }
+            });
             worst = over_block(Single<unsigned long long>{worst},
                                [](auto a, auto b) { return Single<unsigned long long>{max(a.v, b.v)}; }).v;
             worst = worst ? worst : rank_of(top_logit, top);
@@ -386,16 +421,12 @@ sample(const float* __restrict__ logits, float* __restrict__ changed, const Row*
             const auto parts = [&](float v) {
                 return (top_logit - v) * per_temperature > 34.f ? 0ull : __double2ull_rn(__dmul_rn(weight(v), ONE));
             };
-            unsigned long long sum = 0;
-            for (unsigned t = threadIdx.x; t < vocab; t += THREADS) {
-                const float v = l[t];
-                sum += kept(v, rank_of(v, t)) ? parts(v) : 0;
-            }
-            sum = over_block(Single<unsigned long long>{sum},
-                             [](auto a, auto b) { return Single<unsigned long long>{a.v + b.v}; }).v;
-            const double share = ceil(__dmul_rn(static_cast<double>(row.top_p), static_cast<double>(sum)));
-            const unsigned long long needed = min(max(static_cast<unsigned long long>(share), 1ull), sum);
-            const uint64_t worst = select(l, vocab, top_logit, per_temperature * (BINS / 34.f), needed, counters, kept, parts);
+            const auto share = [&](unsigned long long sum) {
+                const double exact = ceil(__dmul_rn(static_cast<double>(row.top_p), static_cast<double>(sum)));
+                return min(max(static_cast<unsigned long long>(exact), 1ull), sum);
+            };
+            const float slope = per_temperature * (BINS / 34.f);
+            const uint64_t worst = select(l, vocab, top_logit, slope, counters, share, kept, parts);
             if (worst != ~0ull) {
                 const float v = logit_of(worst);
                 const unsigned t = static_cast<unsigned>(worst);
@@ -410,15 +441,28 @@ sample(const float* __restrict__ logits, float* __restrict__ changed, const Row*
         const uint64_t noise = longwave::noise_of(row.seed, row.position);
         const auto scaled = [&](float v) { return __ddiv_rn(static_cast<double>(v), temperature); };
         Best<double> score{__dadd_rn(scaled(top_logit), longwave::gumbel(longwave::noise_bits(noise, top))), top};
-        for (unsigned t = threadIdx.x; t < vocab; t += THREADS) {
-            const float v = l[t];
-            const double x = scaled(v);
-            const uint64_t bits = longwave::noise_bits(noise, t);
-            if (__dadd_rn(x, longwave::gumbel_bound(bits)) >= score.v && v > -infinity &&
-                !(cuts && before(last, last_token, v, t))) {
-                score = Best<double>::better(score, Best<double>{__dadd_rn(x, longwave::gumbel(bits)), t});
-            }
+        // The same test in floats first, with room for their errors, against the best score of any thread so far; NaN passes
+        // it. How early a thread sees the others' scores changes what is computed, not what is found.
+        if (threadIdx.x == 0) {
+            bar = ordered(__double2float_rd(score.v));
         }
+        __syncthreads();
+        each<4>(l, vocab, [&](unsigned t, float v, bool there) {
+            if (!there || !(v > -infinity) || (cuts && before(last, last_token, v, t))) {
+                return;
+            }
+            const uint64_t bits = longwave::noise_bits(noise, t);
+            const float about = v * per_temperature;
+            const float most_noise = static_cast<float>(__clzll(static_cast<long long>(~bits)) + 1) * 0.69315f;
+            if (about + most_noise + 1e-5f * (1.f + fabsf(about)) < unordered(*static_cast<volatile int*>(&bar))) {
+                return;
+            }
+            const double x = scaled(v);
+            if (__dadd_rn(x, longwave::gumbel_bound(bits)) >= score.v) {
+                score = Best<double>::better(score, Best<double>{__dadd_rn(x, longwave::gumbel(bits)), t});
+                atomicMax(&bar, ordered(__double2float_rd(score.v)));
+            }
+        });
         token = over_block(score, [](auto a, auto b) { return Best<double>::better(a, b); }).token;
     }
     if (threadIdx.x == 0) {

@@ -8,21 +8,24 @@ use longwave_model::config::LayerKind;
 use longwave_model::geometry::CacheKind;
 
 use crate::driver::{Context, DeviceSlice, DriverError, Stream};
+use crate::loader::{Plain, Scaled};
 use crate::ops::Pages;
 use crate::ops::attend::{Attend, Attention as Core, Entries};
 use crate::ops::compress::{Compress, Compressor as Closing};
-use crate::ops::ends::Ends;
+use crate::ops::ends::{Ends, HeadMix};
+use crate::ops::experts::{ExpertBatch, ExpertWeights, Experts};
 use crate::ops::index::{Index, Queries, Selection};
 use crate::ops::keys::{Gather, Heads, Keys, Projected};
-use crate::ops::linear::Linear;
-use crate::ops::mhc::{Before, Mhc};
-use crate::ops::moe::Moe;
+use crate::ops::linear_bf16::{Bf16Product, LinearBf16};
+use crate::ops::linear_fp8::{Fp8Product, LinearFp8};
+use crate::ops::mhc::{Mhc, MhcBatch, MhcSite};
 use crate::ops::quantise::Quantise;
 use crate::ops::rope::{Angles, Rope};
+use crate::ops::router::{Choosing, Router, Routing};
 use crate::pools::Pools;
-use crate::scratch::Scratch;
+use crate::scratch::{Codes, Scratch, expert_shape, mhc_shape};
 use crate::timers::{START, Timers};
-use crate::weights::{Attention, Block, Mixer, Weights};
+use crate::weights::{Attention, Block, Mixer, Route, Weights};
 
 /// A model whose steps can be launched.
 pub struct Model {
@@ -43,7 +46,8 @@ pub struct Model {
 
 /// All kernels.
 struct Ops {
-    linear: Linear,
+    fp8: LinearFp8,
+    bf16: LinearBf16,
     quantise: Quantise,
     mhc: Mhc,
     ends: Ends,
@@ -52,7 +56,8 @@ struct Ops {
     compress: Compress,
     index: Index,
     attend: Attend,
-    moe: Moe,
+    router: Router,
+    experts: Experts,
 }
 
 /// Addresses and sizes of a step's lists.
@@ -102,32 +107,24 @@ impl Model {
         frequencies: [DeviceSlice<f32>; 2],
     ) -> Result<Model, DriverError> {
         let (formats, c) = (pools.layout().formats, &config);
-        let widest = c.hidden_size.max(c.moe_intermediate_size);
         let ops = Ops {
-            linear: Linear::new(context)?,
+            fp8: LinearFp8::new(context)?,
+            bf16: LinearBf16::new(context)?,
             quantise: Quantise::new(context)?,
-            mhc: Mhc::new(context, c.hc_eps, c.rms_norm_eps, c.hc_sinkhorn_iters)?,
-            ends: Ends::new(context, c.hc_eps, c.rms_norm_eps)?,
+            mhc: Mhc::new(context)?,
+            ends: Ends::new(context)?,
             rope: Rope::new(context)?,
             keys: Keys::new(context, formats.main)?,
             compress: Compress::new(context, formats.main, formats.index)?,
             index: Index::new(context, formats.index)?,
             attend: Attend::new(context, formats.main)?,
-            moe: Moe::new(
-                context,
-                c.n_routed_experts,
-                c.num_experts_per_tok,
-                c.routed_scaling_factor,
-                c.swiglu_limit,
-                widest,
-            )?,
+            router: Router::new(context)?,
+            experts: Experts::new(context)?,
         };
         frequencies[0].write(stream, &longwave_model::rope::main(c))?;
         frequencies[1].write(stream, &longwave_model::rope::compressed(c))?;
-        scratch.pairs.prepare(stream)?;
-        for block in &weights.layers {
-            ops.moe.arrange(stream, &block.moe.gate_up)?;
-            ops.moe.arrange(stream, &block.moe.down)?;
+        for codes in weights.layers.iter().flat_map(|b| [&b.moe.gate_up.codes, &b.moe.down.codes]) {
+            ops.experts.repack(stream, codes.address(), codes.len() as u64)?;
         }
         Ok(Model { config, weights, pools, scratch, ops, timers: None, frequencies })
     }
@@ -146,7 +143,8 @@ impl Model {
             };
             self.ops.rope.fill(stream, &angles)?;
         }
-        self.ops.ends.embed(stream, &self.weights.embed.values, lists.ids, &s.streams, d, lists.tokens)?;
+        let table = self.weights.embed.values.address();
+        self.ops.ends.embed(stream, lists.ids, table, s.streams.address(), d, lists.tokens)?;
         self.mark(stream, "angles and embedding")?;
         for (layer, block) in self.weights.layers.iter().enumerate() {
             self.block(stream, layer, block, lists)?;
@@ -161,33 +159,100 @@ impl Model {
 
     /// Logits float `[count, V]` of rows (address of `u32 [count]`) of the streams.
     pub fn logits(&self, stream: &Stream, rows: u64, count: u32) -> Result<(), DriverError> {
-        let (s, w, d) = (&self.scratch, &self.weights, self.config.hidden_size as u32);
-        self.ops.ends.collapse(stream, &s.streams, rows, &w.hc_head, &w.norm, &s.head_input, d, count)?;
+        let (s, w, c) = (&self.scratch, &self.weights, &self.config);
+        let mix = HeadMix {
+            streams: s.streams.address(),
+            rows,
+            function: w.hc_head.function.address(),
+            base: w.hc_head.base.address(),
+            scale: w.hc_head.scale.address(),
+            weight: w.norm.address(),
+            out: s.head_input.address(),
+            count,
+            width: c.hidden_size as u32,
+            norm_eps: c.rms_norm_eps,
+            hc_eps: c.hc_eps,
+        };
+        self.ops.ends.head(stream, &mix)?;
         self.mark(stream, "head mixing")?;
-        self.ops.linear.bf16(stream, &w.head, &s.head_input, &s.logits, count)?;
+        self.bf16(stream, &w.head, &s.head_input, &s.logits, count)?;
         self.mark(stream, "lm_head")
     }
 
+    /// A product with an e4m3 matrix, in `groups` groups with inputs of their own.
+    fn fp8(
+        &self,
+        stream: &Stream,
+        w: &Scaled,
+        groups: u32,
+        x: &Codes,
+        y: &DeviceSlice<f32>,
+        t: u32,
+    ) -> Result<(), DriverError> {
+        let product = Fp8Product {
+            w: w.codes.address(),
+            w_scales: w.scales.address(),
+            x: x.codes.address(),
+            x_scales: x.scales.address(),
+            y: y.address(),
+            rows: w.rows / groups,
+            cols: w.cols,
+            groups,
+            tokens: t,
+        };
+        self.ops.fp8.launch(stream, &product)
+    }
+
+    /// A product with a bf16 matrix.
+    fn bf16(
+        &self,
+        stream: &Stream,
+        w: &Plain,
+        x: &DeviceSlice<u16>,
+        y: &DeviceSlice<f32>,
+        t: u32,
+    ) -> Result<(), DriverError> {
+        let (rows, cols) = (w.rows, w.cols);
+        let product = Bf16Product { w: w.values.address(), x: x.address(), y: y.address(), rows, cols, tokens: t };
+        self.ops.bf16.launch(stream, &product)
+    }
+
     fn block(&self, stream: &Stream, layer: usize, b: &Block, lists: &Lists) -> Result<(), DriverError> {
-        let (s, d, t) = (&self.scratch, self.config.hidden_size as u32, lists.tokens);
+        let (t, shape, y) = (lists.tokens, mhc_shape(&self.config), self.scratch.output.address());
         self.before(stream, &b.hc_attn, &b.attn_norm, t)?;
-        self.mark(stream, "mHC before")?;
         self.attention(stream, layer, &b.attn, lists)?;
-        self.ops.mhc.after(stream, &s.streams, &s.output, &s.mix, d, t)?;
+        self.ops.mhc.after(stream, &shape, &self.mixing(t), y)?;
         self.mark(stream, "mHC after")?;
         self.before(stream, &b.hc_ffn, &b.ffn_norm, t)?;
-        self.mark(stream, "mHC before")?;
         self.experts(stream, b, lists)?;
-        self.ops.mhc.after(stream, &s.streams, &s.output, &s.mix, d, t)?;
+        self.ops.mhc.after(stream, &shape, &self.mixing(t), y)?;
         self.mark(stream, "mHC after")
+    }
+
+    /// Buffers of a mixing site.
+    fn mixing(&self, tokens: u32) -> MhcBatch {
+        let s = &self.scratch;
+        MhcBatch {
+            streams: s.streams.address(),
+            partial: s.partial.address(),
+            mix: s.mix.address(),
+            normed: s.normed.address(),
+            codes: s.input.codes.address(),
+            scales: s.input.scales.address(),
+            tokens,
+        }
     }
 
     /// A sublayer's input: `normed` and, quantised, `input`.
     fn before(&self, stream: &Stream, mixer: &Mixer, norm: &DeviceSlice<f32>, t: u32) -> Result<(), DriverError> {
-        let s = &self.scratch;
-        let before =
-            Before { streams: &s.streams, partial: &s.partial, mix: &s.mix, normed: &s.normed, codes: &s.input };
-        self.ops.mhc.before(stream, &before, mixer, norm, self.config.hidden_size as u32, t)
+        let site = MhcSite {
+            function: mixer.function.address(),
+            base: mixer.base.address(),
+            scale: mixer.scale.address(),
+            weight: norm.address(),
+        };
+        self.ops.mhc.before(stream, &mhc_shape(&self.config), &site, &self.mixing(t))?;
+        self.mark(stream, "mHC before")
     }
 
     fn pages(&self, kind: CacheKind, layer: usize) -> Pages {
@@ -201,7 +266,7 @@ impl Model {
         let angles = s.angles[usize::from(a.kind != LayerKind::Window)].address();
         let window = self.pages(CacheKind::Window, layer);
         let local = self.pools.local();
-        self.ops.linear.fp8(stream, &a.wq_a_wkv, &s.input, &s.q_kv, t)?;
+        self.fp8(stream, &a.wq_a_wkv, 1, &s.input, &s.q_kv, t)?;
         self.mark(stream, "wq_a + wkv")?;
         let projected = Projected {
             products: s.q_kv.address(),
@@ -225,7 +290,7 @@ impl Model {
         self.mark(stream, "q/kv norm and insert")?;
         self.compress(stream, layer, a, lists)?;
 
-        self.ops.linear.fp8(stream, &a.wq_b, &s.q_low, &s.q_wide, t)?;
+        self.fp8(stream, &a.wq_b, 1, &s.q_low, &s.q_wide, t)?;
         self.mark(stream, "wq_b")?;
         let queries =
             Heads { products: s.q_wide.address(), rows: lists.rows, angles, out: s.q.address(), tokens: t, heads, eps };
@@ -268,13 +333,19 @@ impl Model {
         };
         self.mark(stream, name)?;
         let wide = (c.o_groups * c.o_lora_rank) as u32;
-        self.ops.linear.grouped(stream, &a.wo_a, c.o_groups as u32, &s.o, &s.o_low_wide, t)?;
+        self.fp8(stream, &a.wo_a, c.o_groups as u32, &s.o, &s.o_low_wide, t)?;
         self.mark(stream, "wo_a")?;
-        self.ops.quantise.codes(stream, &s.o_low_wide, &s.o_low, t * wide)?;
+        let (codes, scales) = (s.o_low.codes.address(), s.o_low.scales.address());
+        self.ops.quantise.quantise(stream, s.o_low_wide.address(), codes, scales, u64::from(t * wide))?;
         self.mark(stream, "quantise")?;
-        self.ops.linear.fp8(stream, &a.wo_b, &s.o_low, &s.product, t)?;
+        self.fp8(stream, &a.wo_b, 1, &s.o_low, &s.product, t)?;
         self.mark(stream, "wo_b")?;
-        self.ops.quantise.bf16(stream, &s.product, &s.output, t * c.hidden_size as u32)?;
+        self.ops.quantise.round(
+            stream,
+            s.product.address(),
+            s.output.address(),
+            u64::from(t) * c.hidden_size as u64,
+        )?;
         self.mark(stream, "quantise")
     }
 
@@ -282,7 +353,7 @@ impl Model {
     fn compress(&self, stream: &Stream, layer: usize, a: &Attention, lists: &Lists) -> Result<(), DriverError> {
         let (s, t, eps) = (&self.scratch, lists.tokens, self.config.rms_norm_eps);
         let Some(compressor) = &a.compressor else { return Ok(()) };
-        self.ops.linear.bf16(stream, &compressor.projection, &s.normed, &s.compressed, t)?;
+        self.bf16(stream, &compressor.projection, &s.normed, &s.compressed, t)?;
         self.mark(stream, "compressor projection")?;
         let closing =
             |products: &DeviceSlice<f32>, c: &crate::weights::Compressor, table: usize, state, entries| Closing {
@@ -300,7 +371,7 @@ impl Model {
             return self.mark(stream, "c128 compress");
         };
         let keys = &indexer.compressor;
-        self.ops.linear.bf16(stream, &keys.projection, &s.normed, &s.index_compressed, t)?;
+        self.bf16(stream, &keys.projection, &s.normed, &s.index_compressed, t)?;
         self.mark(stream, "index compressor projection")?;
         let main = closing(&s.compressed, compressor, 2, CacheKind::C4State, CacheKind::C4Main);
         let index = closing(&s.index_compressed, keys, 2, CacheKind::IndexState, CacheKind::C4Index);
@@ -320,9 +391,9 @@ impl Model {
         let (s, c, t) = (&self.scratch, &self.config, lists.tokens);
         let Some(indexer) = &a.indexer else { return Ok(()) };
         let heads = c.index_n_heads as u32;
-        self.ops.linear.fp8(stream, &indexer.wq_b, &s.q_low, &s.index_wide, t)?;
+        self.fp8(stream, &indexer.wq_b, 1, &s.q_low, &s.index_wide, t)?;
         self.mark(stream, "index wq_b")?;
-        self.ops.linear.bf16(stream, &indexer.weights_proj, &s.normed, &s.index_gates, t)?;
+        self.bf16(stream, &indexer.weights_proj, &s.normed, &s.index_gates, t)?;
         self.mark(stream, "index weights")?;
         let queries = Queries {
             products: s.index_wide.address(),
@@ -355,26 +426,34 @@ impl Model {
     /// Experts (model.md 7), from `normed` and `input` to `output`.
     fn experts(&self, stream: &Stream, b: &Block, lists: &Lists) -> Result<(), DriverError> {
         let (s, c, t, moe) = (&self.scratch, &self.config, lists.tokens, &b.moe);
-        let (d, inner) = (c.hidden_size as u32, c.moe_intermediate_size as u32);
-        let o = &self.ops;
-        o.linear.bf16(stream, &moe.gate, &s.normed, &s.router, t)?;
+        self.bf16(stream, &moe.gate, &s.normed, &s.router, t)?;
         self.mark(stream, "router")?;
-        let chosen = (&s.experts, &s.expert_weights);
-        o.moe.choose(stream, &s.router, &moe.route, lists.ids, chosen, &s.pairs, t)?;
+        let how = match &moe.route {
+            Route::Hash(table) => Choosing::Hashed(table.address()),
+            Route::Scored(bias) => Choosing::Scored(bias.address()),
+        };
+        let (experts, chosen) = (c.n_routed_experts as u32, c.num_experts_per_tok as u32);
+        let (routing, _) = Routing::at(s.routing.address(), t, experts, chosen);
+        let (logits, scale) = (s.router.address(), c.routed_scaling_factor);
+        self.ops.router.route(stream, logits, lists.ids, how, scale, &routing)?;
         self.mark(stream, "router choice")?;
-        o.moe.of_tokens(stream, &moe.gate_up, &s.input, &s.pairs, &s.gate_up, t)?;
-        self.mark(stream, "experts gate and up")?;
-        o.moe.activate(stream, &s.gate_up, &s.pairs, &s.activated, inner, t)?;
-        self.mark(stream, "activation")?;
-        o.moe.of_pairs(stream, &moe.down, &s.activated, &s.pairs, &s.down, t)?;
-        self.mark(stream, "experts down")?;
-        o.linear.fp8(stream, &moe.shared_gate_up, &s.input, &s.shared_gate_up, t)?;
-        self.mark(stream, "shared gate and up")?;
-        o.moe.activate_shared(stream, &s.shared_gate_up, &s.shared_activated, inner, t)?;
-        self.mark(stream, "activation")?;
-        o.linear.fp8(stream, &moe.shared_down, &s.shared_activated, &s.shared_down, t)?;
-        self.mark(stream, "shared down")?;
-        o.moe.combine(stream, &s.shared_down, &s.down, &s.pairs, &s.output, d, t)?;
-        self.mark(stream, "expert sum")
+        let weights = ExpertWeights {
+            gate_up: moe.gate_up.codes.address(),
+            gate_up_scales: moe.gate_up.scales.address(),
+            down: moe.down.codes.address(),
+            down_scales: moe.down.scales.address(),
+            shared_gate_up: moe.shared_gate_up.codes.address(),
+            shared_gate_up_scales: moe.shared_gate_up.scales.address(),
+            shared_down: moe.shared_down.codes.address(),
+            shared_down_scales: moe.shared_down.scales.address(),
+        };
+        let batch = ExpertBatch {
+            x: s.input.codes.address(),
+            x_scales: s.input.scales.address(),
+            out: s.output.address(),
+            scratch: s.experts.address(),
+        };
+        self.ops.experts.forward(stream, &self.ops.fp8, &expert_shape(c), &weights, &routing, &batch)?;
+        self.mark(stream, "experts")
     }
 }

@@ -5,8 +5,10 @@
 use longwave_model::ModelConfig;
 
 use crate::driver::{Arena, DeviceSlice, DriverError};
-use crate::ops::moe::Pairs;
-use crate::ops::{index, mhc};
+use crate::ops::experts::ExpertShape;
+use crate::ops::index;
+use crate::ops::mhc::MhcShape;
+use crate::ops::router::Routing;
 
 /// Sizes of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +29,7 @@ pub struct Codes {
     pub scales: DeviceSlice<f32>,
 }
 
-/// All buffers; `T` tokens, `P` pairs of a token and one of its experts.
+/// All buffers; `T` tokens.
 pub struct Scratch {
     /// Cosines and sines `[T, 64]`: of window layers, of compressed ones, and of the first position of each row's group of 4
     /// and of 128.
@@ -80,41 +82,38 @@ pub struct Scratch {
     pub pick_counts: DeviceSlice<u32>,
     /// Router logits, float `[T, E]`.
     pub router: DeviceSlice<f32>,
-    /// Chosen experts `[T, k]`.
-    pub experts: DeviceSlice<u32>,
-    /// Their weights.
-    pub expert_weights: DeviceSlice<f32>,
-    /// Pairs in the order of experts.
-    pub pairs: Pairs,
-    /// Gate and up products, float `[P, 2I]`.
-    pub gate_up: DeviceSlice<f32>,
-    /// Activations, `[P, I]`.
-    pub activated: Codes,
-    /// Down products, float `[P, D]`.
-    pub down: DeviceSlice<f32>,
-    /// The shared expert's, `[T, 2I]`, `[T, I]`, `[T, D]`.
-    pub shared_gate_up: DeviceSlice<f32>,
-    /// See `shared_gate_up`.
-    pub shared_activated: Codes,
-    /// See `shared_gate_up`.
-    pub shared_down: DeviceSlice<f32>,
+    /// Choices of the router and the groups of pairs.
+    pub routing: DeviceSlice<u8>,
+    /// What experts work in.
+    pub experts: DeviceSlice<u8>,
     /// Inputs of the head, bf16 `[heads, D]`.
     pub head_input: DeviceSlice<u16>,
     /// Logits, float `[heads, V]`.
     pub logits: DeviceSlice<f32>,
 }
 
+/// Sizes of a layer's experts.
+pub fn expert_shape(c: &ModelConfig) -> ExpertShape {
+    ExpertShape { width: c.hidden_size as u32, inner: c.moe_intermediate_size as u32, limit: c.swiglu_limit }
+}
+
+/// Sizes of a mixing site.
+pub fn mhc_shape(c: &ModelConfig) -> MhcShape {
+    let (norm_eps, hc_eps) = (c.rms_norm_eps, c.hc_eps);
+    MhcShape { width: c.hidden_size as u32, norm_eps, hc_eps, iters: c.hc_sinkhorn_iters }
+}
+
 /// Takes all buffers from `arena`.
 pub fn take(arena: &mut Arena, c: &ModelConfig, sizes: StepSizes) -> Result<Scratch, DriverError> {
     let (t, d, heads) = (sizes.tokens, c.hidden_size, c.num_attention_heads * c.head_dim);
-    let (low, pairs, inner) = (c.o_groups * c.o_lora_rank, t * c.num_experts_per_tok, c.moe_intermediate_size);
+    let (low, chosen, shape) = (c.o_groups * c.o_lora_rank, c.num_experts_per_tok as u32, expert_shape(c));
     let codes = |arena: &mut Arena, rows: usize, n: usize| -> Result<Codes, DriverError> {
         Ok(Codes { codes: arena.slice(rows * n)?, scales: arena.slice(rows * n.div_ceil(128))? })
     };
     Ok(Scratch {
         angles: [arena.slice(t * 64)?, arena.slice(t * 64)?, arena.slice(t * 64)?, arena.slice(t * 64)?],
         streams: arena.slice(t * 4 * d)?,
-        partial: arena.slice(mhc::partial_len(t, d))?,
+        partial: arena.slice(mhc_shape(c).scratch_bytes(t as u32) as usize / 4)?,
         mix: arena.slice(t * 20)?,
         normed: arena.slice(t * d)?,
         input: codes(arena, t, d)?,
@@ -137,15 +136,8 @@ pub fn take(arena: &mut Arena, c: &ModelConfig, sizes: StepSizes) -> Result<Scra
         picks: arena.slice(t * c.index_topk)?,
         pick_counts: arena.slice(t)?,
         router: arena.slice(t * c.n_routed_experts)?,
-        experts: arena.slice(pairs)?,
-        expert_weights: arena.slice(pairs)?,
-        pairs: Pairs::new(arena, t, c.num_experts_per_tok, c.n_routed_experts)?,
-        gate_up: arena.slice(pairs * 2 * inner)?,
-        activated: codes(arena, pairs, inner)?,
-        down: arena.slice(pairs * d)?,
-        shared_gate_up: arena.slice(t * 2 * inner)?,
-        shared_activated: codes(arena, t, inner)?,
-        shared_down: arena.slice(t * d)?,
+        routing: arena.slice(Routing::scratch_bytes(t as u32, c.n_routed_experts as u32, chosen) as usize)?,
+        experts: arena.slice(shape.scratch_bytes(t as u32, chosen) as usize)?,
         head_input: arena.slice(sizes.heads * d)?,
         logits: arena.slice(sizes.heads * c.vocab_size)?,
     })

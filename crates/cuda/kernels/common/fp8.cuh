@@ -26,4 +26,19 @@ __device__ __forceinline__ uint32_t codes_of(float a, float b, float c, float d)
     return low | high << 16;
 }
 
+// A group of 128 in a warp, four neighbouring values per lane: their codes; lane 0 stores the scale.
+__device__ __forceinline__ uint32_t quantise_group(float a, float b, float c, float d, float* scale) {
+    float amax = fmaxf(fmaxf(fabsf(a), fabsf(b)), fmaxf(fabsf(c), fabsf(d)));
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, step));
+    }
+    const uint32_t byte = scale_byte(amax);
+    const float inverse = inverse_of(byte);
+    if (threadIdx.x % 32 == 0) {
+        *scale = scale_of(byte);
+    }
+    return codes_of(a * inverse, b * inverse, c * inverse, d * inverse);
+}
+
 }  // namespace longwave

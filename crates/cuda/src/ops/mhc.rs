@@ -1,103 +1,115 @@
-//! Hyper-connections around a sublayer (model.md 5): `before` it the mix, its input and that quantised, `after` it the
-//! streams. Kernels: mhc.cu.
+//! Hyper-connections before and after a sublayer.
+//! Assumes a width that is a multiple of 256, up to 8192. A token has the same bits for any number of tokens.
 
-use crate::driver::{Argument, Context, DeviceSlice, DriverError, Grid, Kernel, Module, Stream};
-use crate::scratch::Codes;
-use crate::weights::Mixer;
+use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream};
 
-/// Columns of the streams whose partial products one block makes.
-const COLUMNS: usize = 512;
+/// Products of a token and its squares in one block of columns, padded.
+const PARTIAL: u64 = 32;
+/// Columns of a block of products.
+const COLUMNS: u32 = 512;
 
-/// Floats of partial products that `tokens` tokens need.
-pub fn partial_len(tokens: usize, width: usize) -> usize {
-    tokens * (4 * width).div_ceil(COLUMNS) * 32
-}
-
-/// Kernels.
+/// The kernels.
 pub struct Mhc {
     dots: Kernel,
     pre: Kernel,
     post: Kernel,
-    /// Added in pre-weights and in Sinkhorn.
-    hc_eps: f32,
-    /// Of the norms.
-    norm_eps: f32,
-    /// Column passes of Sinkhorn.
-    iters: u32,
 }
 
-/// Buffers of `before`.
-pub struct Before<'a> {
-    /// bf16 `[T, 4, D]`.
-    pub streams: &'a DeviceSlice<u16>,
-    /// Scratch of [`partial_len`].
-    pub partial: &'a DeviceSlice<f32>,
-    /// `[T, 20]`, for `after`.
-    pub mix: &'a DeviceSlice<f32>,
-    /// bf16 `[T, D]`.
-    pub normed: &'a DeviceSlice<u16>,
-    /// The same quantised.
-    pub codes: &'a Codes,
+/// Constants of the model.
+#[derive(Debug, Clone, Copy)]
+pub struct MhcShape {
+    /// Model width.
+    pub width: u32,
+    /// `rms_norm_eps`.
+    pub norm_eps: f32,
+    /// `hc_eps`.
+    pub hc_eps: f32,
+    /// Column passes of Sinkhorn.
+    pub iters: u32,
+}
+
+/// Weights of a mixing site and of the norm behind it; addresses of floats.
+#[derive(Debug, Clone, Copy)]
+pub struct MhcSite {
+    /// `fn`, `[24, 4 * width]`.
+    pub function: u64,
+    /// `[24]`.
+    pub base: u64,
+    /// `[3]`: pre, post, comb.
+    pub scale: u64,
+    /// Norm, `[width]`.
+    pub weight: u64,
+}
+
+/// What a sublayer needs and leaves; addresses.
+#[derive(Debug, Clone, Copy)]
+pub struct MhcBatch {
+    /// Residual streams, bf16 `[tokens, 4, width]`.
+    pub streams: u64,
+    /// Scratch, [`MhcShape::scratch_bytes`] of it.
+    pub partial: u64,
+    /// float `[tokens, 20]`, from `before` to `after`.
+    pub mix: u64,
+    /// The sublayer's input, bf16 `[tokens, width]`.
+    pub normed: u64,
+    /// The same in e4m3, `[tokens, width]`.
+    pub codes: u64,
+    /// Scales of the codes, float `[tokens, width / 128]`.
+    pub scales: u64,
+    /// Tokens.
+    pub tokens: u32,
+}
+
+impl MhcShape {
+    /// Bytes of scratch for `tokens` tokens.
+    pub fn scratch_bytes(&self, tokens: u32) -> u64 {
+        u64::from(tokens) * u64::from(4 * self.width / COLUMNS) * PARTIAL * 4
+    }
 }
 
 impl Mhc {
-    /// Loads them.
-    pub fn new(context: &Context, hc_eps: f32, norm_eps: f32, iters: u32) -> Result<Mhc, DriverError> {
+    /// Loads the kernels.
+    pub fn new(context: &Context) -> Result<Mhc, DriverError> {
         let module = Module::load(context, "mhc")?;
         let kernel = |name| module.kernel(name, 0);
-        Ok(Mhc {
-            dots: kernel("mhc_dots")?,
-            pre: kernel("mhc_pre")?,
-            post: kernel("mhc_post")?,
-            hc_eps,
-            norm_eps,
-            iters,
-        })
+        Ok(Mhc { dots: kernel("mhc_dots")?, pre: kernel("mhc_pre")?, post: kernel("mhc_post")? })
     }
 
-    /// The input of a sublayer for `tokens` tokens of `width` columns; `norm` `[D]` is the sublayer's.
-    pub fn before(
-        &self,
-        stream: &Stream,
-        b: &Before,
-        mixer: &Mixer,
-        norm: &DeviceSlice<f32>,
-        width: u32,
-        tokens: u32,
-    ) -> Result<(), DriverError> {
-        let blocks = |x: u32, y: u32| Grid { blocks: [x, y, 1], ..Grid::new(1, 256) };
-        let arguments: [Argument; 4] = [b.streams.into(), (&mixer.function).into(), b.partial.into(), width.into()];
-        stream.launch(&self.dots, blocks(4 * width / COLUMNS as u32, tokens), &arguments)?;
-        let arguments: [Argument; 13] = [
-            b.streams.into(),
-            b.partial.into(),
-            (&mixer.base).into(),
-            (&mixer.scale).into(),
-            norm.into(),
-            b.mix.into(),
-            b.normed.into(),
-            (&b.codes.codes).into(),
-            (&b.codes.scales).into(),
-            width.into(),
-            self.norm_eps.into(),
-            self.hc_eps.into(),
-            self.iters.into(),
+    /// The mix of a site and the sublayer's input.
+    pub fn before(&self, stream: &Stream, shape: &MhcShape, site: &MhcSite, b: &MhcBatch) -> Result<(), DriverError> {
+        let fits = shape.width.is_multiple_of(256) && shape.width <= 8192;
+        assert!(fits, "hyper-connections of width {}", shape.width);
+        if b.tokens == 0 {
+            return Ok(());
+        }
+        let [streams, function, partial] = [b.streams, site.function, b.partial].map(Argument::Pointer);
+        let grid = Grid { blocks: [4 * shape.width / COLUMNS, b.tokens, 1], ..Grid::new(1, 256) };
+        stream.launch(&self.dots, grid, &[streams, function, partial, shape.width.into()])?;
+        let arguments = [
+            streams,
+            partial,
+            Argument::Pointer(site.base),
+            Argument::Pointer(site.scale),
+            Argument::Pointer(site.weight),
+            Argument::Pointer(b.mix),
+            Argument::Pointer(b.normed),
+            Argument::Pointer(b.codes),
+            Argument::Pointer(b.scales),
+            shape.width.into(),
+            shape.norm_eps.into(),
+            shape.hc_eps.into(),
+            shape.iters.into(),
         ];
-        stream.launch(&self.pre, blocks(tokens, 1), &arguments)
+        stream.launch(&self.pre, Grid::new(b.tokens, 256), &arguments)
     }
 
-    /// The streams after the sublayer, whose output `y` is bf16 `[T, D]`.
-    pub fn after(
-        &self,
-        stream: &Stream,
-        streams: &DeviceSlice<u16>,
-        y: &DeviceSlice<u16>,
-        mix: &DeviceSlice<f32>,
-        width: u32,
-        tokens: u32,
-    ) -> Result<(), DriverError> {
-        let arguments: [Argument; 4] = [streams.into(), y.into(), mix.into(), width.into()];
-        let grid = Grid { blocks: [width.div_ceil(1024), tokens, 1], ..Grid::new(1, 256) };
-        stream.launch(&self.post, grid, &arguments)
+    /// The streams after the sublayer, whose output is at `y`, bf16 `[tokens, width]`.
+    pub fn after(&self, stream: &Stream, shape: &MhcShape, b: &MhcBatch, y: u64) -> Result<(), DriverError> {
+        if b.tokens == 0 {
+            return Ok(());
+        }
+        let [streams, y, mix] = [b.streams, y, b.mix].map(Argument::Pointer);
+        let grid = Grid { blocks: [shape.width.div_ceil(1024), b.tokens, 1], ..Grid::new(1, 256) };
+        stream.launch(&self.post, grid, &[streams, y, mix, shape.width.into()])
     }
 }

@@ -7,13 +7,15 @@
 pub mod attend;
 pub mod compress;
 pub mod ends;
+pub mod experts;
 pub mod index;
 pub mod keys;
-pub mod linear;
+pub mod linear_bf16;
+pub mod linear_fp8;
 pub mod mhc;
-pub mod moe;
 pub mod quantise;
 pub mod rope;
+pub mod router;
 pub mod sample;
 
 use crate::driver::{Argument, DriverError};

@@ -1,39 +1,39 @@
-//! Products on their way into the next matrix: rounded to bf16, or quantised per 128 (model.md 3.1). Kernels: quantise.cu.
-//! Assumes a multiple of 128 values; refuses nothing.
+//! Roundings between steps: float to bf16, and to e4m3 with a scale per 128 values.
+//! Assumes sizes that are multiples of 4, and of 128 for e4m3.
 
-use crate::driver::{Argument, Context, DeviceSlice, DriverError, Grid, Kernel, Module, Stream};
-use crate::scratch::Codes;
+use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream};
 
-/// Kernels.
+/// The kernels.
 pub struct Quantise {
-    quantise: Kernel,
-    narrow: Kernel,
+    groups: Kernel,
+    round: Kernel,
 }
 
 impl Quantise {
-    /// Loads them.
+    /// Loads the kernels.
     pub fn new(context: &Context) -> Result<Quantise, DriverError> {
         let module = Module::load(context, "quantise")?;
-        Ok(Quantise { quantise: module.kernel("quantise", 0)?, narrow: module.kernel("narrow", 0)? })
+        Ok(Quantise { groups: module.kernel("quantise", 0)?, round: module.kernel("round_to_bf16", 0)? })
     }
 
-    /// `values` floats, a multiple of 128, rounded to bf16 and quantised.
-    pub fn codes(&self, stream: &Stream, x: &DeviceSlice<f32>, out: &Codes, values: u32) -> Result<(), DriverError> {
-        let groups = values / 128;
-        let arguments: [Argument; 4] = [x.into(), (&out.codes).into(), (&out.scales).into(), groups.into()];
-        stream.launch(&self.quantise, Grid::new(groups.div_ceil(8), 256), &arguments)
+    /// `len` floats at `x`, rounded to bf16 and then to e4m3 at `codes`, with float scales `[len / 128]` at `scales`.
+    pub fn quantise(&self, stream: &Stream, x: u64, codes: u64, scales: u64, len: u64) -> Result<(), DriverError> {
+        assert!(len.is_multiple_of(128), "groups of 128, not {len} values");
+        if len == 0 {
+            return Ok(());
+        }
+        let [x, codes, scales] = [x, codes, scales].map(Argument::Pointer);
+        let grid = Grid::new((len / 128).div_ceil(8) as u32, 256);
+        stream.launch(&self.groups, grid, &[x, codes, scales, Argument::U64(len / 128)])
     }
 
-    /// `values` floats, a multiple of 128, rounded to bf16.
-    pub fn bf16(
-        &self,
-        stream: &Stream,
-        x: &DeviceSlice<f32>,
-        out: &DeviceSlice<u16>,
-        values: u32,
-    ) -> Result<(), DriverError> {
-        let groups = values / 128;
-        let arguments: [Argument; 3] = [x.into(), out.into(), groups.into()];
-        stream.launch(&self.narrow, Grid::new(groups.div_ceil(8), 256), &arguments)
+    /// `len` floats at `x` as bf16 at `out`.
+    pub fn round(&self, stream: &Stream, x: u64, out: u64, len: u64) -> Result<(), DriverError> {
+        assert!(len.is_multiple_of(4), "fours, not {len} values");
+        if len == 0 {
+            return Ok(());
+        }
+        let grid = Grid::new((len / 4).div_ceil(256) as u32, 256);
+        stream.launch(&self.round, grid, &[Argument::Pointer(x), Argument::Pointer(out), Argument::U64(len / 4)])
     }
 }

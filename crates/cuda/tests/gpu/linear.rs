@@ -1,30 +1,25 @@
-//! Products with fp8 and bf16 weights against plain sums on the CPU, few tokens and many, in groups; their time against the
-//! floor.
+//! Products with fp8 weights, against plain sums on the CPU; their time against the floor.
 
-use std::rc::Rc;
+use longwave_cuda::driver::{DeviceSlice, Graph};
+use longwave_cuda::ops::linear_fp8::{Fp8Product, LinearFp8};
+use longwave_model::formats::{e4m3, ue8m0};
 
-use longwave_cuda::driver::Graph;
-use longwave_cuda::loader::{Plain, Scaled};
-use longwave_cuda::ops::linear::Linear;
-use longwave_cuda::scratch::Codes;
-use longwave_model::formats::{bf16_bits, bf16_value, e4m3, ue8m0};
-
-use crate::rig::{Fresh, Rig, relative_error, rig};
+use crate::rig::{Fresh, first_difference, relative_error, rig};
 
 /// Codes and one scale per 128 columns (and per `rows` rows), as a checkpoint or the quantiser makes them.
-struct Host {
+struct Codes {
     codes: Vec<u8>,
     scales: Vec<f32>,
     cols: usize,
     rows_per_scale: usize,
 }
 
-impl Host {
-    fn fresh(fresh: &mut Fresh, rows: usize, cols: usize, rows_per_scale: usize) -> Host {
+impl Codes {
+    fn fresh(fresh: &mut Fresh, rows: usize, cols: usize, rows_per_scale: usize) -> Codes {
         let codes = fresh.floats(rows * cols).into_iter().map(|v| e4m3::encode(448.0 * v * v * v)).collect();
         let scales = fresh.floats(rows.div_ceil(rows_per_scale) * cols / 128);
         let scales = scales.into_iter().map(|v| ue8m0::value((120.0 + 4.0 * v) as u8)).collect();
-        Host { codes, scales, cols, rows_per_scale }
+        Codes { codes, scales, cols, rows_per_scale }
     }
 
     fn value(&self, row: usize, col: usize) -> f64 {
@@ -33,160 +28,167 @@ impl Host {
     }
 }
 
-/// A few places of a result, as (token, row).
-fn places(rows: usize, tokens: usize) -> Vec<(usize, usize)> {
-    (0..24).map(|i| ((i * 5) % tokens, (i * 37) % rows)).collect()
+struct Operands {
+    w: DeviceSlice<u8>,
+    w_scales: DeviceSlice<f32>,
+    x: DeviceSlice<u8>,
+    x_scales: DeviceSlice<f32>,
+    y: DeviceSlice<f32>,
 }
 
-const TOKENS: [usize; 11] = [1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 200];
-
-#[test]
-fn fp8_products_agree_and_do_not_depend_on_the_batch() {
-    let Some(mut rig) = rig(1 << 30) else { return };
-    let (mut fresh, linear) = (Fresh::new(), Linear::new(&rig.context).unwrap());
-    // Rows of a group, columns, groups.
-    for (rows, cols, groups) in
-        [(16, 128, 1), (1536, 4096, 1), (4096, 8192, 1), (272, 1024, 1), (512, 256, 1), (1024, 4096, 8), (128, 1024, 2)]
-    {
-        let w = Host::fresh(&mut fresh, groups * rows, cols, 128);
-        let x = Host::fresh(&mut fresh, 200, groups * cols, 1);
-        let weights = Scaled {
-            codes: rig.put(&w.codes),
-            scales: rig.put(&w.scales),
-            rows: (groups * rows) as u32,
+impl Operands {
+    fn product(&self, rows: usize, cols: usize, tokens: usize) -> Fp8Product {
+        Fp8Product {
+            w: self.w.address(),
+            w_scales: self.w_scales.address(),
+            x: self.x.address(),
+            x_scales: self.x_scales.address(),
+            y: self.y.address(),
+            rows: rows as u32,
             cols: cols as u32,
-        };
-        let mut longest = Vec::new();
-        for tokens in TOKENS.into_iter().rev() {
-            let width = groups * cols;
-            let input = Codes {
-                codes: rig.put(&x.codes[..tokens * width]),
-                scales: rig.put(&x.scales[..tokens * width / 128]),
-            };
-            let y = rig.poisoned::<f32>(tokens * groups * rows);
-            linear.grouped(&rig.stream, &weights, groups as u32, &input, &y, tokens as u32).unwrap();
-            let ours = y.read(&rig.stream).unwrap();
-            if longest.is_empty() {
-                longest = ours.clone();
-            }
-            let differs = ours.iter().zip(&longest).position(|(a, b)| a.to_bits() != b.to_bits());
-            assert_eq!(differs, None, "{rows} x {cols} x {groups}: {tokens} tokens differ from 200");
-            let at = places(groups * rows, tokens);
-            let exact = at.iter().map(|&(token, row)| {
-                let from = row / rows * cols;
-                (0..cols).map(|k| w.value(row, k) * x.value(token, from + k)).sum::<f64>() as f32
-            });
-            let exact: Vec<f32> = exact.collect();
-            let found: Vec<f32> = at.iter().map(|&(token, row)| ours[token * groups * rows + row]).collect();
-            let error = relative_error(&found, &exact);
-            if [1, 200].contains(&tokens) {
-                println!("linear_fp8 {groups} x {rows} x {cols}, {tokens} tokens: {error:.1e}");
-            }
-            assert!(error < 1e-5, "{error}");
-            assert!(ours.iter().all(|v| v.is_finite()));
+            groups: 1,
+            tokens: tokens as u32,
         }
-        rig.arena.reset();
     }
 }
 
 #[test]
-fn bf16_products_agree_and_do_not_depend_on_the_batch() {
+fn few_tokens_agree_and_do_not_depend_on_the_batch() {
+    let Some(mut rig) = rig(512 << 20) else { return };
+    let mut fresh = Fresh::new();
+    let linear = LinearFp8::new(&rig.context).unwrap();
+    for (rows, cols) in [(16usize, 128usize), (1536, 4096), (4096, 8192), (272, 1024), (512, 256)] {
+        let w = Codes::fresh(&mut fresh, rows, cols, 128);
+        let x = Codes::fresh(&mut fresh, 32, cols, 1);
+        let mut alone = Vec::new();
+        for tokens in [1usize, 2, 7, 8, 9, 16, 17, 32] {
+            let operands = Operands {
+                w: rig.put(&w.codes),
+                w_scales: rig.put(&w.scales),
+                x: rig.put(&x.codes[..tokens * cols]),
+                x_scales: rig.put(&x.scales[..tokens * cols / 128]),
+                y: rig.poisoned(tokens * rows),
+            };
+            linear.launch(&rig.stream, &operands.product(rows, cols, tokens)).unwrap();
+            let ours = operands.y.read(&rig.stream).unwrap();
+            if tokens == 1 {
+                alone = ours.clone();
+            }
+            assert!(ours[..rows] == alone[..], "the first token of {tokens} differs from itself alone");
+            let at: Vec<usize> = (0..24).map(|i| (i * 37) % rows + rows * ((i * 5) % tokens)).collect();
+            let exact = at.iter().map(|&i| (0..cols).map(|k| w.value(i % rows, k) * x.value(i / rows, k)).sum::<f64>());
+            let exact: Vec<f32> = exact.map(|v| v as f32).collect();
+            let error = relative_error(&at.iter().map(|&i| ours[i]).collect::<Vec<_>>(), &exact);
+            println!("linear_fp8 {rows} x {cols}, {tokens} tokens: {error:.1e}");
+            assert!(error < 1e-5, "{error}");
+            assert!(ours.iter().all(|v| v.is_finite()));
+        }
+    }
+}
+
+/// Groups as in the output projection: each against a plain product of its own operands, and all numbers of tokens
+/// against each other.
+#[test]
+fn many_tokens_and_groups_have_the_bits_of_few_and_of_one() {
+    const MOST: usize = 300;
     let Some(mut rig) = rig(1 << 30) else { return };
-    let (mut fresh, linear) = (Fresh::new(), Linear::new(&rig.context).unwrap());
-    for (rows, cols) in
-        [(4, 256), (8, 256), (64, 4096), (256, 4096), (2048, 4096), (384, 7168), (2432, 256), (1000, 1024)]
-    {
-        let host = |fresh: &mut Fresh, n: usize| -> Vec<u16> { fresh.floats(n).into_iter().map(bf16_bits).collect() };
-        let (w, x) = (host(&mut fresh, rows * cols), host(&mut fresh, 200 * cols));
-        let weights = Plain { values: rig.put(&w), rows: rows as u32, cols: cols as u32 };
-        let mut longest = Vec::new();
-        for tokens in TOKENS.into_iter().rev() {
-            let (input, y) = (rig.put(&x[..tokens * cols]), rig.poisoned::<f32>(tokens * rows));
-            linear.bf16(&rig.stream, &weights, &input, &y, tokens as u32).unwrap();
-            let ours = y.read(&rig.stream).unwrap();
-            if longest.is_empty() {
-                longest = ours.clone();
-            }
-            let differs = ours.iter().zip(&longest).position(|(a, b)| a.to_bits() != b.to_bits());
-            assert_eq!(differs, None, "{rows} x {cols}: {tokens} tokens differ from 200");
-            let at = places(rows, tokens);
-            let value = |bits: u16| f64::from(bf16_value(bits));
-            let exact = at.iter().map(|&(token, row)| {
-                (0..cols).map(|k| value(w[row * cols + k]) * value(x[token * cols + k])).sum::<f64>() as f32
-            });
-            let exact: Vec<f32> = exact.collect();
-            let found: Vec<f32> = at.iter().map(|&(token, row)| ours[token * rows + row]).collect();
-            let error = relative_error(&found, &exact);
-            if [1, 200].contains(&tokens) {
-                println!("linear_bf16 {rows} x {cols}, {tokens} tokens: {error:.1e}");
-            }
-            assert!(error < 1e-5, "{error}");
-            assert!(ours.iter().all(|v| v.is_finite()));
+    let mut fresh = Fresh::new();
+    let linear = LinearFp8::new(&rig.context).unwrap();
+    for (groups, rows, cols) in [
+        (1usize, 16usize, 128usize),
+        (1, 1536, 4096),
+        (1, 272, 1024),
+        (1, 512, 256),
+        (1, 256, 7168),
+        (1, 8208, 1024),
+        (2, 128, 256),
+        (8, 1024, 4096),
+        (3, 256, 2048),
+    ] {
+        let w: Vec<Codes> = (0..groups).map(|_| Codes::fresh(&mut fresh, rows, cols, 128)).collect();
+        let x = Codes::fresh(&mut fresh, MOST, groups * cols, 1);
+        let operands = Operands {
+            w: rig.put(&w.iter().flat_map(|w| w.codes.clone()).collect::<Vec<_>>()),
+            w_scales: rig.put(&w.iter().flat_map(|w| w.scales.clone()).collect::<Vec<_>>()),
+            x: rig.put(&x.codes),
+            x_scales: rig.put(&x.scales),
+            y: rig.poisoned(MOST * groups * rows),
+        };
+        let product = |from: usize, tokens: usize| Fp8Product {
+            x: operands.x.address() + (from * groups * cols) as u64,
+            x_scales: operands.x_scales.address() + (4 * from * groups * cols / 128) as u64,
+            groups: groups as u32,
+            ..operands.product(rows, cols, tokens)
+        };
+        linear.launch(&rig.stream, &product(0, MOST)).unwrap();
+        let all = operands.y.read(&rig.stream).unwrap();
+        let width = groups * rows;
+        let at: Vec<(usize, usize, usize)> =
+            (0..60).map(|i| ((i * 37) % MOST, (i * 5) % groups, (i * 101) % rows)).collect();
+        let exact = |&(t, g, r): &(usize, usize, usize)| {
+            (0..cols).map(|k| w[g].value(r, k) * x.value(t, g * cols + k)).sum::<f64>() as f32
+        };
+        let reference: Vec<f32> = at.iter().map(exact).collect();
+        let ours: Vec<f32> = at.iter().map(|&(t, g, r)| all[t * width + g * rows + r]).collect();
+        let error = relative_error(&ours, &reference);
+        println!("linear_fp8 {groups} x {rows} x {cols}, {MOST} tokens: {error:.1e}");
+        assert!(error < 1e-5 && all.iter().all(|v| v.is_finite()), "{error}");
+        for (from, tokens) in [(0, 1), (299, 1), (3, 8), (100, 16), (7, 32), (1, 33), (64, 130)] {
+            operands.y.fill(&rig.stream, 0xff).unwrap();
+            linear.launch(&rig.stream, &product(from, tokens)).unwrap();
+            let ours = operands.y.read(&rig.stream).unwrap();
+            let difference = first_difference(&ours[..tokens * width], &all[from * width..(from + tokens) * width]);
+            assert_eq!(difference, None, "{tokens} tokens from {from}, {groups} x {rows} x {cols}");
+            assert!(ours[tokens * width..].iter().all(|v| v.is_nan()), "writes behind its results");
         }
         rig.arena.reset();
     }
 }
 
-/// A product over memory of its own.
-type Product = Box<dyn Fn(&Rig)>;
-
-/// Median microseconds of a product in a graph, weights read from memory: copies that together are larger than the L2
-/// take turns.
-fn measure(rig: &mut Rig, make: &mut dyn FnMut(&mut Rig) -> Product, bytes: usize) -> f64 {
-    let copies = (128 << 20) / bytes + 2;
-    let all: Vec<Product> = (0..copies).map(|_| make(rig)).collect();
-    let rounds = 60 / copies + 1;
-    let graph = Graph::capture(&rig.stream, |_| {
-        (0..rounds).for_each(|_| all.iter().for_each(|launch| launch(rig)));
-        Ok(())
-    });
-    let us = rig.median_us(&graph.unwrap()) / (rounds * copies) as f64;
-    rig.arena.reset();
-    us
-}
-
+/// Median microseconds in a graph, weights read from memory: copies that together are larger than the L2 take turns.
 #[test]
-fn products_are_measured() {
-    let Some(mut rig) = rig(12 << 30) else { return };
-    let linear = Rc::new(Linear::new(&rig.context).unwrap());
-    for tokens in [1usize, 8, 32, 512] {
-        for (name, rows, cols) in [
-            ("wqa_wkv", 1536usize, 4096usize),
-            ("wq_b", 32768, 1024),
-            ("wo_b", 4096, 8192),
-            ("shared gate_up", 4096, 4096),
-            ("shared down", 4096, 2048),
-        ] {
-            let mut make = |rig: &mut Rig| -> Product {
-                let (linear, shape) = (linear.clone(), (rows as u32, cols as u32));
-                let scales = rig.filled(rows / 128 * cols / 128, 0);
-                let w = Scaled { codes: rig.filled(rows * cols, 0x31), scales, rows: shape.0, cols: shape.1 };
-                let x = Codes { codes: rig.filled(tokens * cols, 0x2a), scales: rig.filled(tokens * cols / 128, 0) };
-                let y = rig.filled(tokens * rows, 0);
-                Box::new(move |rig| linear.fp8(&rig.stream, &w, &x, &y, tokens as u32).unwrap())
-            };
-            let us = measure(&mut rig, &mut make, rows * cols);
+fn fp8_products_are_measured() {
+    let Some(mut rig) = rig(8 << 30) else { return };
+    let linear = LinearFp8::new(&rig.context).unwrap();
+    for (name, rows, cols) in [
+        ("wqa_wkv", 1536usize, 4096usize),
+        ("wq_b", 32768, 1024),
+        ("idx wq_b", 8192, 1024),
+        ("wo_b", 4096, 8192),
+        ("shared gate_up", 4096, 4096),
+        ("shared down", 4096, 2048),
+    ] {
+        for tokens in [1usize, 8, 32, 512, 4096] {
+            let copies = if tokens > 32 { 1 } else { (400 << 20) / (rows * cols) + 1 };
+            let shape = |n: usize| n.max(1);
+            let all: Vec<Operands> = (0..copies)
+                .map(|_| Operands {
+                    w: rig.arena.slice(rows * cols).unwrap(),
+                    w_scales: rig.arena.slice(shape(rows / 128 * cols / 128)).unwrap(),
+                    x: rig.arena.slice(tokens * cols).unwrap(),
+                    x_scales: rig.arena.slice(tokens * cols / 128).unwrap(),
+                    y: rig.arena.slice(tokens * rows).unwrap(),
+                })
+                .collect();
+            for o in &all {
+                o.w.fill(&rig.stream, 0x31).unwrap();
+                o.w_scales.fill(&rig.stream, 0).unwrap();
+                o.x.fill(&rig.stream, 0x2a).unwrap();
+                o.x_scales.fill(&rig.stream, 0).unwrap();
+            }
+            let rounds = (if tokens > 32 { 8 } else { 200 }) / copies + 1;
+            let launches = (rounds * copies) as f64;
+            let graph = Graph::capture(&rig.stream, |s| {
+                let one = |o: &Operands| linear.launch(s, &o.product(rows, cols, tokens));
+                (0..rounds).try_for_each(|_| all.iter().try_for_each(one))
+            })
+            .unwrap();
+            let us = rig.median_us(&graph) / launches;
             let floor = (rows * cols + tokens * (cols + 4 * rows)) as f64 / 4.3e6;
-            let tera = 2.0 * (rows * cols * tokens) as f64 / us / 1e6;
-            println!("linear_fp8 {name}, {tokens:3} tokens: {us:6.2} us, floor {floor:.2}, {tera:.0} TFLOP/s");
+            let floor = floor.max((2 * tokens * rows * cols) as f64 / 1580e6);
+            println!("linear_fp8 {name} {rows} x {cols}, {tokens:2} tokens: {:6.2} us, floor {floor:.2}", us);
             assert!(us > 0.0);
         }
-        for (name, rows, cols) in [
-            ("c4 compressor", 2048usize, 4096usize),
-            ("router", 256, 4096),
-            ("index weights", 64, 4096),
-            ("head", 129280, 4096),
-        ] {
-            let mut make = |rig: &mut Rig| -> Product {
-                let linear = linear.clone();
-                let w = Plain { values: rig.filled(rows * cols, 0x31), rows: rows as u32, cols: cols as u32 };
-                let (x, y) = (rig.filled(tokens * cols, 0x2a), rig.filled(tokens * rows, 0));
-                Box::new(move |rig| linear.bf16(&rig.stream, &w, &x, &y, tokens as u32).unwrap())
-            };
-            let us = measure(&mut rig, &mut make, 2 * rows * cols);
-            let floor = (2 * rows * cols + tokens * (2 * cols + 4 * rows)) as f64 / 4.3e6;
-            println!("linear_bf16 {name}, {tokens:3} tokens: {us:6.2} us, floor {floor:.2}");
-            assert!(us > 0.0);
-        }
+        rig.arena.reset();
     }
 }

@@ -3,7 +3,8 @@
 use longwave_cpu::numerics::{Profile, fake_fp8_group};
 use longwave_cpu::ops::mhc::{self, Site};
 use longwave_cpu::ops::norm::rms_norm;
-use longwave_cuda::driver::{Argument, DeviceSlice, Graph, Grid, Module, Stream};
+use longwave_cuda::driver::{DeviceSlice, Graph, Stream};
+use longwave_cuda::ops::mhc::{Mhc, MhcBatch, MhcShape, MhcSite};
 use longwave_model::formats::{bf16_bits, bf16_value, e4m3};
 
 use crate::rig::{Fresh, Rig, relative_error, rig};
@@ -25,56 +26,36 @@ struct Boundary {
     output: DeviceSlice<u16>,
 }
 
-struct Kernels {
-    dots: longwave_cuda::driver::Kernel,
-    pre: longwave_cuda::driver::Kernel,
-    post: longwave_cuda::driver::Kernel,
-}
-
-fn kernels(rig: &Rig) -> Kernels {
-    let module = Module::load(&rig.context, "mhc").unwrap();
-    let kernel = |name| module.kernel(name, 0).unwrap();
-    Kernels { dots: kernel("mhc_dots"), pre: kernel("mhc_pre"), post: kernel("mhc_post") }
-}
-
 impl Boundary {
-    fn before(&self, stream: &Stream, k: &Kernels, width: usize, tokens: usize) {
-        let grid = |x: usize, y: usize| Grid { blocks: [x as u32, y as u32, 1], ..Grid::new(1, 256) };
-        let arguments = [
-            Argument::from(&self.streams),
-            Argument::from(&self.function),
-            Argument::from(&self.partial),
-            (width as u32).into(),
-        ];
-        stream.launch(&k.dots, grid(4 * width / 512, tokens), &arguments).unwrap();
-        let arguments = [
-            Argument::from(&self.streams),
-            Argument::from(&self.partial),
-            Argument::from(&self.base),
-            Argument::from(&self.scale),
-            Argument::from(&self.weight),
-            Argument::from(&self.mix),
-            Argument::from(&self.normed),
-            Argument::from(&self.codes),
-            Argument::from(&self.scales),
-            (width as u32).into(),
-            EPS.into(),
-            EPS.into(),
-            ITERS.into(),
-        ];
-        stream.launch(&k.pre, grid(tokens, 1), &arguments).unwrap();
+    fn batch(&self, tokens: usize) -> MhcBatch {
+        MhcBatch {
+            streams: self.streams.address(),
+            partial: self.partial.address(),
+            mix: self.mix.address(),
+            normed: self.normed.address(),
+            codes: self.codes.address(),
+            scales: self.scales.address(),
+            tokens: tokens as u32,
+        }
     }
 
-    fn after(&self, stream: &Stream, k: &Kernels, width: usize, tokens: usize) {
-        let arguments = [
-            Argument::from(&self.streams),
-            Argument::from(&self.output),
-            Argument::from(&self.mix),
-            (width as u32).into(),
-        ];
-        let grid = Grid { blocks: [(width / 1024) as u32, tokens as u32, 1], ..Grid::new(1, 256) };
-        stream.launch(&k.post, grid, &arguments).unwrap();
+    fn before(&self, stream: &Stream, mhc: &Mhc, width: usize, tokens: usize) {
+        let site = MhcSite {
+            function: self.function.address(),
+            base: self.base.address(),
+            scale: self.scale.address(),
+            weight: self.weight.address(),
+        };
+        mhc.before(stream, &shape(width), &site, &self.batch(tokens)).unwrap();
     }
+
+    fn after(&self, stream: &Stream, mhc: &Mhc, width: usize, tokens: usize) {
+        mhc.after(stream, &shape(width), &self.batch(tokens), self.output.address()).unwrap();
+    }
+}
+
+fn shape(width: usize) -> MhcShape {
+    MhcShape { width: width as u32, norm_eps: EPS, hc_eps: EPS, iters: ITERS }
 }
 
 fn bits(values: &[f32]) -> Vec<u16> {
@@ -97,7 +78,7 @@ fn boundary(rig: &mut Rig, fresh: &mut Fresh, width: usize, tokens: usize) -> (B
     let boundary = Boundary {
         streams: rig.put(&bits(&host[0])),
         function: rig.put(&host[1]),
-        partial: rig.poisoned(tokens * (4 * width / 512) * 32),
+        partial: rig.poisoned(shape(width).scratch_bytes(tokens as u32) as usize / 4),
         base: rig.put(&host[2]),
         scale: rig.put(&host[3]),
         weight: rig.put(&host[4]),
@@ -113,8 +94,8 @@ fn boundary(rig: &mut Rig, fresh: &mut Fresh, width: usize, tokens: usize) -> (B
 #[test]
 fn a_boundary_agrees_and_does_not_depend_on_the_batch() {
     let Some(mut rig) = rig(256 << 20) else { return };
-    let (mut fresh, k) = (Fresh::new(), kernels(&rig));
-    for (width, tokens) in [(4096usize, 1usize), (4096, 9), (7168, 3), (1024, 40)] {
+    let (mut fresh, k) = (Fresh::new(), Mhc::new(&rig.context).unwrap());
+    for (width, tokens) in [(4096usize, 1usize), (4096, 9), (7168, 3), (1024, 40), (256, 70), (768, 5)] {
         let (b, host) = boundary(&mut rig, &mut fresh, width, tokens);
         b.before(&rig.stream, &k, width, tokens);
         let (mix, normed) = (b.mix.read(&rig.stream).unwrap(), b.normed.read(&rig.stream).unwrap());
@@ -158,7 +139,7 @@ fn a_boundary_agrees_and_does_not_depend_on_the_batch() {
         let last = (tokens - 1) * 4 * width;
         let one = Boundary {
             streams: rig.put(&bits(&host[0][last..])),
-            partial: rig.poisoned(4 * width / 512 * 32),
+            partial: rig.poisoned(shape(width).scratch_bytes(1) as usize / 4),
             mix: rig.poisoned(20),
             normed: rig.poisoned(width),
             codes: rig.poisoned(width),
@@ -178,7 +159,7 @@ fn a_boundary_agrees_and_does_not_depend_on_the_batch() {
 #[test]
 fn a_boundary_is_measured() {
     let Some(mut rig) = rig(256 << 20) else { return };
-    let (mut fresh, k) = (Fresh::new(), kernels(&rig));
+    let (mut fresh, k) = (Fresh::new(), Mhc::new(&rig.context).unwrap());
     for tokens in [1usize, 8, 32] {
         let (b, _) = boundary(&mut rig, &mut fresh, 4096, tokens);
         let graph = Graph::capture(&rig.stream, |s| {

@@ -42,13 +42,6 @@ impl Rig {
         slice
     }
 
-    /// Room for `len` values, every byte the same.
-    pub fn filled<T: Element>(&mut self, len: usize, byte: u8) -> DeviceSlice<T> {
-        let slice: DeviceSlice<T> = self.arena.slice(len).unwrap();
-        slice.fill(&self.stream, byte).unwrap();
-        slice
-    }
-
     /// Median time of twelve replays, microseconds.
     pub fn median_us(&self, graph: &Graph) -> f64 {
         let (start, end) = (Event::new(&self.context).unwrap(), Event::new(&self.context).unwrap());
@@ -90,6 +83,12 @@ impl Fresh {
     pub fn below(&mut self, n: usize) -> usize {
         ((self.floats(1)[0] + 1.0) * 0.5 * n as f32) as usize % n
     }
+}
+
+/// Where two results differ first, with both; `None` when all bits are equal.
+pub fn first_difference(a: &[f32], b: &[f32]) -> Option<(usize, f32, f32)> {
+    assert_eq!(a.len(), b.len());
+    (0..a.len()).find(|&i| a[i].to_bits() != b[i].to_bits()).map(|i| (i, a[i], b[i]))
 }
 
 /// `||ours - reference|| / ||reference||`; NaN anywhere is NaN.

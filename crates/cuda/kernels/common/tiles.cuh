@@ -1,0 +1,57 @@
+// Tiles of rows of 128 bytes in shared memory, filled by asynchronous copies.
+//
+// A tile has two planes: bytes 0 to 63 of every row, then bytes 64 to 127. Lane 4 g + c of a warp that reads sixteen bytes
+// at row g, byte 16 c touches every bank once per quarter of the warp.
+#pragma once
+#include <stdint.h>
+
+namespace longwave {
+
+constexpr int TILE_BYTES = 128;
+
+__device__ __forceinline__ void copy_16(uint32_t to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void copy_4(uint32_t to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits until at most LEFT groups are on their way.
+template <int LEFT>
+__device__ __forceinline__ void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+// Rows first, first + 1, ... of `from` (bytes of a row `stride`); behind the last row comes the last one again.
+template <int ROWS, int THREADS>
+__device__ __forceinline__ void copy_tile(uint32_t to, const uint8_t* from, size_t stride, unsigned first, unsigned rows) {
+    static_assert(ROWS * 8 % THREADS == 0);
+#pragma unroll
+    for (int i = 0; i < ROWS * 8 / THREADS; i++) {
+        const unsigned piece = i * THREADS + threadIdx.x, row = piece / 8, at = piece % 8;
+        const unsigned source = min(first + row, rows - 1);
+        copy_16(to + at / 4 * (ROWS * 64) + row * 64 + at % 4 * 16, from + source * stride + at * 16);
+    }
+}
+
+__device__ __forceinline__ uint4 read_16(uint32_t address) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+
+__device__ __forceinline__ uint2 read_8(uint32_t address) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+    return v;
+}
+
+}  // namespace longwave

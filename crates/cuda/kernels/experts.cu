@@ -1,0 +1,93 @@
+// architectures: 90a 100a
+// Between and after the products of the experts (model.md 7.2), to the bits of the CPU's.
+//   swiglu   gate and up to the quantised input of the down product
+//   combine  shared expert plus routed experts in the order of choice
+// Every value stands alone; padded tokens have no pairs and get zeros.
+#include <stdint.h>
+
+#include "common/bf16.cuh"
+#include "common/fp8.cuh"
+#include "common/pages.cuh"
+
+namespace {
+
+// e^x for x at most 88, 0 below -87.3: the operations of the CPU backend, one by one.
+__device__ __forceinline__ float exp_exact(float given) {
+    const float x = given > -87.3f ? given : -87.3f;
+    const float n = rintf(__fmul_rn(x, 1.44269504088896340736f));
+    float r = __fmaf_rn(n, -0.6933594f, x);
+    r = __fmaf_rn(n, 2.1219444e-4f, r);
+    float p = 1.f / 5040.f;
+    p = __fmaf_rn(p, r, 1.f / 720.f);
+    p = __fmaf_rn(p, r, 1.f / 120.f);
+    p = __fmaf_rn(p, r, 1.f / 24.f);
+    p = __fmaf_rn(p, r, 1.f / 6.f);
+    p = __fmaf_rn(p, r, 0.5f);
+    p = __fadd_rn(__fmaf_rn(p, __fmul_rn(r, r), r), 1.f);
+    p = __fmul_rn(p, __int_as_float((static_cast<int>(n) + 127) << 23));
+    return given > -87.3f ? p : 0.f;
+}
+
+__device__ __forceinline__ float activate(float gate, float up, float limit, float weight) {
+    float g = longwave::round_bf16(gate), u = longwave::round_bf16(up);
+    g = g < limit ? g : limit;
+    u = u < limit ? u : limit;
+    u = u > -limit ? u : -limit;
+    const float e = exp_exact(-(g > -80.f ? g : -80.f));
+    return longwave::round_bf16(__fmul_rn(__fmul_rn(__fdiv_rn(g, __fadd_rn(1.f, e)), u), weight));
+}
+
+}  // namespace
+
+// y float [rows, 2, inner]: gate, then up. codes [rows, inner], scales [rows, inner / 128]. Row p has the weight
+// weights[sources[p]], and nothing is done for UNMAPPED; without sources all weights are 1. A warp per 128 columns.
+extern "C" __global__ void __launch_bounds__(256)
+swiglu(const float* __restrict__ y, const float* __restrict__ weights, const unsigned* __restrict__ sources,
+       uint32_t* __restrict__ codes, float* __restrict__ scales, unsigned rows, unsigned inner, float limit) {
+    const unsigned per_row = inner / 128, lane = threadIdx.x % 32;
+    const unsigned long long group = blockIdx.x * 8ull + threadIdx.x / 32;
+    const unsigned row = static_cast<unsigned>(group / per_row), at = static_cast<unsigned>(group % per_row) * 128 + 4 * lane;
+    if (row >= rows) {
+        return;
+    }
+    float weight = 1.f;
+    if (sources) {
+        const unsigned source = sources[row];
+        if (source == longwave::UNMAPPED) {
+            return;
+        }
+        weight = weights[source];
+    }
+    const float4 g = *reinterpret_cast<const float4*>(y + size_t(row) * 2 * inner + at);
+    const float4 u = *reinterpret_cast<const float4*>(y + size_t(row) * 2 * inner + inner + at);
+    const float a = activate(g.x, u.x, limit, weight), b = activate(g.y, u.y, limit, weight);
+    const float c = activate(g.z, u.z, limit, weight), d = activate(g.w, u.w, limit, weight);
+    codes[group * 32 + lane] = longwave::quantise_group(a, b, c, d, scales + group);
+}
+
+// Grid (width / 1024 rounded up, tokens), 256 threads. shared float [tokens, width], routed float [places, width], places
+// u32 [tokens, k]; out bf16 [tokens, width].
+extern "C" __global__ void __launch_bounds__(256)
+combine(const float4* __restrict__ shared, const float4* __restrict__ routed, const unsigned* __restrict__ places,
+        uint2* __restrict__ out, unsigned width, unsigned k) {
+    const unsigned token = blockIdx.y, at = blockIdx.x * 256 + threadIdx.x, quads = width / 4;
+    if (at >= quads) {
+        return;
+    }
+    const unsigned* own = places + size_t(token) * k;
+    if (own[0] == longwave::UNMAPPED) {
+        out[size_t(token) * quads + at] = make_uint2(0, 0);
+        return;
+    }
+    const auto rounded = [](const float4& v) {
+        return make_float4(longwave::round_bf16(v.x), longwave::round_bf16(v.y), longwave::round_bf16(v.z),
+                           longwave::round_bf16(v.w));
+    };
+    float4 sum = rounded(routed[size_t(own[0]) * quads + at]);
+    for (unsigned slot = 1; slot < k; slot++) {
+        const float4 v = rounded(routed[size_t(own[slot]) * quads + at]);
+        sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+    }
+    const float4 s = rounded(shared[size_t(token) * quads + at]);
+    out[size_t(token) * quads + at] = make_uint2(longwave::narrow(s.x + sum.x, s.y + sum.y), longwave::narrow(s.z + sum.z, s.w + sum.w));
+}

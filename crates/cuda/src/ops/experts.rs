@@ -1,0 +1,266 @@
+//! Mixture of experts after routing: routed experts in fp4, the shared one in fp8, and their sum.
+//! Assumes widths that are multiples of 256 and routed weights that [`Experts::repack`] arranged. A token has the same
+//! bits whatever else is in the batch.
+
+use super::linear_fp8::{Fp8Product, LinearFp8};
+use super::router::{GROUPS, Routing};
+use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream};
+
+const ALIGN: u64 = 256;
+/// Columns of the widest product.
+const MOST_COLS: u32 = 8192;
+
+/// The kernels.
+pub struct Experts {
+    /// From 4096 columns on, and fewer.
+    few: [Kernel; 2],
+    /// The same for groups of many rows.
+    many: [Kernel; 2],
+    repack: Kernel,
+    swiglu: Kernel,
+    combine: Kernel,
+}
+
+/// Sizes of a layer.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertShape {
+    /// Model width.
+    pub width: u32,
+    /// Width inside an expert.
+    pub inner: u32,
+    /// Bound of gate and up.
+    pub limit: f32,
+}
+
+/// Addresses of a layer's experts; gate is above up.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertWeights {
+    /// Routed, packed e2m1 `[experts, 2 * inner, width / 2]`, arranged.
+    pub gate_up: u64,
+    /// ue8m0 `[experts, 2 * inner, width / 32]`.
+    pub gate_up_scales: u64,
+    /// Routed, packed e2m1 `[experts, width, inner / 2]`, arranged.
+    pub down: u64,
+    /// ue8m0 `[experts, width, inner / 32]`.
+    pub down_scales: u64,
+    /// Shared, e4m3 `[2 * inner, width]`.
+    pub shared_gate_up: u64,
+    /// float `[2 * inner / 128, width / 128]`.
+    pub shared_gate_up_scales: u64,
+    /// Shared, e4m3 `[width, inner]`.
+    pub shared_down: u64,
+    /// float `[width / 128, inner / 128]`.
+    pub shared_down_scales: u64,
+}
+
+/// A product of routed experts.
+#[derive(Debug, Clone, Copy)]
+pub struct RoutedProduct {
+    /// Packed weights `[experts, rows, cols / 2]`, arranged.
+    pub w: u64,
+    /// Their scales, ue8m0 `[experts, rows, cols / 32]`.
+    pub w_scales: u64,
+    /// Inputs, e4m3 `[inputs, cols]`.
+    pub x: u64,
+    /// float `[inputs, cols / 128]`.
+    pub x_scales: u64,
+    /// Input of each place, `u32`; null where a place reads its own.
+    pub inputs: u64,
+    /// `i32 [groups, 3]`.
+    pub groups: u64,
+    /// Rows of a group at most, one of [`GROUPS`].
+    pub group: u32,
+    /// Number of groups, used or not.
+    pub group_count: u32,
+    /// float `[places, rows]`.
+    pub y: u64,
+    /// Rows of an expert, a multiple of 16.
+    pub rows: u32,
+    /// Columns, a multiple of 128.
+    pub cols: u32,
+}
+
+/// Inputs and results of a layer.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertBatch {
+    /// Inputs, e4m3 `[tokens, width]`.
+    pub x: u64,
+    /// Their scales, float `[tokens, width / 128]`.
+    pub x_scales: u64,
+    /// Results, bf16 `[tokens, width]`.
+    pub out: u64,
+    /// Memory to work in, [`ExpertShape::scratch_bytes`] of it, aligned to 256.
+    pub scratch: u64,
+}
+
+/// Scratch of a layer; the results of `down` lie over those of `gate_up`, which are read by then.
+struct Scratch {
+    wide: u64,
+    codes: u64,
+    scales: u64,
+    shared: u64,
+    end: u64,
+}
+
+impl ExpertShape {
+    fn scratch(&self, address: u64, tokens: u32, pairs: u32) -> Scratch {
+        let mut end = address;
+        let mut take = |bytes: u64| {
+            let start = end;
+            end = (start + bytes).next_multiple_of(ALIGN);
+            start
+        };
+        let rows = u64::from(pairs.max(tokens));
+        let wide = take(4 * rows * u64::from((2 * self.inner).max(self.width)));
+        let codes = take(rows * u64::from(self.inner));
+        let scales = take(4 * rows * u64::from(self.inner / 128));
+        let shared = take(4 * u64::from(tokens) * u64::from(self.width));
+        Scratch { wide, codes, scales, shared, end }
+    }
+
+    /// Bytes of scratch for `tokens` tokens with `chosen` experts each.
+    pub fn scratch_bytes(&self, tokens: u32, chosen: u32) -> u64 {
+        self.scratch(0, tokens, tokens * chosen).end
+    }
+}
+
+impl Experts {
+    /// Loads the kernels.
+    pub fn new(context: &Context) -> Result<Experts, DriverError> {
+        let (products, module) = (Module::load(context, "experts_fp4")?, Module::load(context, "experts")?);
+        Ok(Experts {
+            few: [
+                products.kernel("experts_fp4_4", shared_bytes(MOST_COLS))?,
+                products.kernel("experts_fp4_2", shared_bytes(MOST_COLS))?,
+            ],
+            many: [products.kernel("experts_fp4_many_4", 0)?, products.kernel("experts_fp4_many_2", 0)?],
+            repack: products.kernel("repack", 0)?,
+            swiglu: module.kernel("swiglu", 0)?,
+            combine: module.kernel("combine", 0)?,
+        })
+    }
+
+    /// Arranges `bytes` of packed weights in place, once after loading; a row has a multiple of 64 bytes.
+    pub fn repack(&self, stream: &Stream, w: u64, bytes: u64) -> Result<(), DriverError> {
+        let pieces = bytes / 64;
+        let grid = Grid::new(pieces.div_ceil(256) as u32, 256);
+        stream.launch(&self.repack, grid, &[Argument::Pointer(w), Argument::U64(pieces)])
+    }
+
+    /// Products of routed experts.
+    pub fn product(&self, stream: &Stream, p: &RoutedProduct) -> Result<(), DriverError> {
+        let fits = p.rows.is_multiple_of(16) && p.cols.is_multiple_of(128) && p.cols <= MOST_COLS;
+        assert!(fits, "experts of {} x {}", p.rows, p.cols);
+        let pointers = [p.w, p.w_scales, p.x, p.x_scales, p.groups, p.inputs, p.y].map(Argument::Pointer);
+        let [w, w_scales, x, x_scales, groups, inputs, y] = pointers;
+        let arguments = [w, w_scales, x, x_scales, groups, inputs, y, p.rows.into(), p.cols.into()];
+        let narrow = usize::from(p.cols < 4096);
+        let row_tiles = p.rows / 16;
+        if p.group == GROUPS[0] {
+            let blocks = [row_tiles.div_ceil([2, 4][narrow]), p.group_count, 1];
+            let grid = Grid { blocks, shared_bytes: shared_bytes(p.cols), ..Grid::new(1, 256) };
+            stream.launch(&self.few[narrow], grid, &arguments)
+        } else {
+            let grid = Grid { blocks: [row_tiles.div_ceil(8), p.group_count, 1], ..Grid::new(1, 256) };
+            stream.launch(&self.many[narrow], grid, &arguments)
+        }
+    }
+
+    /// `rows` rows of gate and up (float `[rows, 2, inner]` at `y`) to quantised inputs of the down product; of routed rows
+    /// with their weights, of the shared expert's without.
+    pub fn swiglu(
+        &self,
+        stream: &Stream,
+        shape: &ExpertShape,
+        y: u64,
+        routing: Option<&Routing>,
+        rows: u32,
+        codes: u64,
+        scales: u64,
+    ) -> Result<(), DriverError> {
+        let (weights, sources) = routing.map_or((0, 0), |r| (r.weights, r.sources));
+        let [y, weights, sources, codes, scales] = [y, weights, sources, codes, scales].map(Argument::Pointer);
+        let arguments = [y, weights, sources, codes, scales, rows.into(), shape.inner.into(), shape.limit.into()];
+        let warps = u64::from(rows) * u64::from(shape.inner / 128);
+        stream.launch(&self.swiglu, Grid::new(warps.div_ceil(8) as u32, 256), &arguments)
+    }
+
+    /// The whole layer after routing.
+    pub fn forward(
+        &self,
+        stream: &Stream,
+        linear: &LinearFp8,
+        shape: &ExpertShape,
+        weights: &ExpertWeights,
+        routing: &Routing,
+        batch: &ExpertBatch,
+    ) -> Result<(), DriverError> {
+        assert!(shape.width.is_multiple_of(256) && shape.inner.is_multiple_of(128), "{shape:?}");
+        let (tokens, pairs) = (routing.tokens, routing.pairs());
+        if tokens == 0 {
+            return Ok(());
+        }
+        let s = shape.scratch(batch.scratch, tokens, pairs);
+        let up = Fp8Product {
+            w: weights.shared_gate_up,
+            w_scales: weights.shared_gate_up_scales,
+            x: batch.x,
+            x_scales: batch.x_scales,
+            y: s.wide,
+            rows: 2 * shape.inner,
+            cols: shape.width,
+            groups: 1,
+            tokens,
+        };
+        linear.launch(stream, &up)?;
+        self.swiglu(stream, shape, s.wide, None, tokens, s.codes, s.scales)?;
+        let down = Fp8Product {
+            w: weights.shared_down,
+            w_scales: weights.shared_down_scales,
+            x: s.codes,
+            x_scales: s.scales,
+            y: s.shared,
+            rows: shape.width,
+            cols: shape.inner,
+            ..up
+        };
+        linear.launch(stream, &down)?;
+
+        let up = RoutedProduct {
+            w: weights.gate_up,
+            w_scales: weights.gate_up_scales,
+            x: batch.x,
+            x_scales: batch.x_scales,
+            inputs: routing.inputs,
+            groups: routing.groups,
+            group: routing.group(),
+            group_count: routing.most_groups(),
+            y: s.wide,
+            rows: 2 * shape.inner,
+            cols: shape.width,
+        };
+        self.product(stream, &up)?;
+        self.swiglu(stream, shape, s.wide, Some(routing), pairs, s.codes, s.scales)?;
+        let down = RoutedProduct {
+            w: weights.down,
+            w_scales: weights.down_scales,
+            x: s.codes,
+            x_scales: s.scales,
+            inputs: 0,
+            y: s.wide,
+            rows: shape.width,
+            cols: shape.inner,
+            ..up
+        };
+        self.product(stream, &down)?;
+        let [shared, routed, places, out] = [s.shared, s.wide, routing.places, batch.out].map(Argument::Pointer);
+        let grid = Grid { blocks: [shape.width.div_ceil(1024), tokens, 1], ..Grid::new(1, 256) };
+        let arguments = [shared, routed, places, out, shape.width.into(), routing.chosen.into()];
+        stream.launch(&self.combine, grid, &arguments)
+    }
+}
+
+/// Room for eight widened inputs.
+fn shared_bytes(cols: u32) -> u32 {
+    8 * 2 * cols
+}

@@ -1,0 +1,150 @@
+//! Router: which experts a token goes to, with which weights, and in which groups the experts work.
+//! Assumes at most 512 experts and 32 choices. Everything is decided on the GPU; sizes of launches depend on the number of
+//! tokens alone. A padded token goes nowhere.
+
+use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream};
+
+/// Rows of a group: what a block of the experts' product multiplies at once; for few tokens and for many.
+pub const GROUPS: [u32; 2] = [8, 32];
+/// Up to so many tokens groups are small.
+const FEW: u32 = 32;
+const ALIGN: u64 = 256;
+
+/// The kernels.
+pub struct Router {
+    choose: Kernel,
+    group: Kernel,
+}
+
+/// How a layer chooses.
+#[derive(Debug, Clone, Copy)]
+pub enum Choosing {
+    /// By score plus the bias at this address, float `[experts]`.
+    Scored(u64),
+    /// By the table at this address, `u32 [vocab, chosen]`.
+    Hashed(u64),
+}
+
+/// Where routing is written; addresses.
+#[derive(Debug, Clone, Copy)]
+pub struct Routing {
+    /// Tokens.
+    pub tokens: u32,
+    /// Experts of the layer.
+    pub experts: u32,
+    /// Experts of a token.
+    pub chosen: u32,
+    /// `u32 [tokens, chosen]`, in the order of choice; UNMAPPED for a padded token.
+    pub choices: u64,
+    /// float `[tokens, chosen]`.
+    pub weights: u64,
+    /// `i32 [most_groups, 3]`: expert, first place, places; unused groups have none.
+    pub groups: u64,
+    /// By place: token, `u32 [tokens * chosen]`.
+    pub inputs: u64,
+    /// By place: index into `choices`, UNMAPPED behind the last place.
+    pub sources: u64,
+    /// By choice: place, UNMAPPED for a padded token.
+    pub places: u64,
+}
+
+impl Routing {
+    /// Bytes that routing needs.
+    pub fn scratch_bytes(tokens: u32, experts: u32, chosen: u32) -> u64 {
+        Routing::at(0, tokens, experts, chosen).1
+    }
+
+    /// Routing in memory that begins at `address`, a multiple of 256, and where that memory ends.
+    pub fn at(address: u64, tokens: u32, experts: u32, chosen: u32) -> (Routing, u64) {
+        let pairs = 4 * u64::from(tokens) * u64::from(chosen);
+        let mut end = address;
+        let mut take = |bytes: u64| {
+            let start = end;
+            end = (start + bytes).next_multiple_of(ALIGN);
+            start
+        };
+        let mut routing = Routing {
+            tokens,
+            experts,
+            chosen,
+            choices: take(pairs),
+            weights: take(pairs),
+            groups: 0,
+            inputs: take(pairs),
+            sources: take(pairs),
+            places: take(pairs),
+        };
+        routing.groups = take(12 * u64::from(routing.most_groups()));
+        (routing, end)
+    }
+
+    /// Pairs of a token and one of its experts.
+    pub fn pairs(&self) -> u32 {
+        self.tokens * self.chosen
+    }
+
+    /// Rows of a group at most.
+    pub fn group(&self) -> u32 {
+        GROUPS[usize::from(self.tokens > FEW)]
+    }
+
+    /// Groups at most, whatever is chosen.
+    pub fn most_groups(&self) -> u32 {
+        self.pairs().min(self.experts + self.pairs() / self.group())
+    }
+}
+
+impl Router {
+    /// Loads the kernels.
+    pub fn new(context: &Context) -> Result<Router, DriverError> {
+        let module = Module::load(context, "router")?;
+        Ok(Router { choose: module.kernel("router_choose", 0)?, group: module.kernel("router_group", 0)? })
+    }
+
+    /// Routes the tokens with ids at `ids` (`u32 [tokens]`, UNMAPPED for a padded one) by `logits` float
+    /// `[tokens, experts]`; weights are multiplied by `scale`.
+    pub fn route(
+        &self,
+        stream: &Stream,
+        logits: u64,
+        ids: u64,
+        how: Choosing,
+        scale: f32,
+        to: &Routing,
+    ) -> Result<(), DriverError> {
+        let fits = to.experts <= 512 && to.chosen <= 32 && to.chosen <= to.experts;
+        assert!(fits, "{} of {} experts", to.chosen, to.experts);
+        if to.tokens == 0 {
+            return Ok(());
+        }
+        let (bias, table) = match how {
+            Choosing::Scored(bias) => (bias, 0),
+            Choosing::Hashed(table) => (0, table),
+        };
+        let arguments = [
+            Argument::Pointer(logits),
+            Argument::Pointer(bias),
+            Argument::Pointer(table),
+            Argument::Pointer(ids),
+            Argument::Pointer(to.choices),
+            Argument::Pointer(to.weights),
+            to.tokens.into(),
+            to.experts.into(),
+            to.chosen.into(),
+            scale.into(),
+        ];
+        stream.launch(&self.choose, Grid::new(to.tokens.div_ceil(8), 256), &arguments)?;
+        let arguments = [
+            Argument::Pointer(to.choices),
+            Argument::Pointer(to.groups),
+            Argument::Pointer(to.inputs),
+            Argument::Pointer(to.sources),
+            Argument::Pointer(to.places),
+            to.pairs().into(),
+            to.chosen.into(),
+            to.group().into(),
+            to.most_groups().into(),
+        ];
+        stream.launch(&self.group, Grid::new(to.experts, 256), &arguments)
+    }
+}
