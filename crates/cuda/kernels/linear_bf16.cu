@@ -1,102 +1,71 @@
 // architectures: 90a 100a
-// y = W x: W bf16 [rows, cols], x bf16 [tokens, cols], y float [tokens, rows]. linear_bf16.md has floor and design.
+// y = W x: W bf16 [rows, cols], x bf16 [tokens, cols], y float [tokens, rows]; compressor projections, router, index weights
+// and the head. linear_bf16.md has floor and design.
 //
-// The columns are cut into SPLIT parts of equal length (by the shape alone). A part is summed on the tensor cores, 16
-// columns at a time from left to right, and the parts are added in order; both kernels here do so, with the same columns
-// in the same places of each step. A token has the same bits in any batch and from either kernel. Needs
-// cols % (64 * SPLIT) == 0; any number of rows.
+// The columns of a row are cut into SPLIT parts (chosen by the shape): part p has the blocks of 128 columns p, p + SPLIT, ...
+// Within a part one tensor core sum runs through all of them, and parts are added in order. `few` gives a part to each of
+// SPLIT warps, `many` walks through them one after the other with the same products: a token has the same bits in both and
+// in any batch. Columns are permuted alike in both operands, so that a thread loads sixteen bytes. Needs cols % 128 == 0.
 #include <stdint.h>
 
 #include "common/cluster.cuh"
+#include "common/copy.cuh"
 #include "common/mma.cuh"
-#include "common/tiles.cuh"
 
 namespace {
 
-constexpr int WARPS = 8;
-constexpr int ROWS = 16;
-// Columns of a step: 128 bytes of each row.
-constexpr int STEP = 64;
-// Steps of a warp whose weights are on their way at once: 64 bytes per thread each.
-constexpr int AHEAD = 2;
+constexpr int WARPS = 8, ROWS = 16, BLOCK = 128;
 
-// Rows g and g + 8, bytes 16 c .. and 64 + 16 c .. of a step.
-struct Weights {
-    uint4 v[2][2];
-
-    __device__ __forceinline__ void load(const uint8_t* low, const uint8_t* high) {
-        v[0][0] = __ldcs(reinterpret_cast<const uint4*>(low));
-        v[0][1] = __ldcs(reinterpret_cast<const uint4*>(low + 64));
-        v[1][0] = __ldcs(reinterpret_cast<const uint4*>(high));
-        v[1][1] = __ldcs(reinterpret_cast<const uint4*>(high + 64));
-    }
-};
-
-// Two tensor core steps: words x and y of all threads, then z and w.
-template <int TILES>
-__device__ __forceinline__ void first_step(float (&sum)[TILES][4], const uint4& low, const uint4& high, const uint4 (&x)[TILES]) {
-    const uint32_t a[4] = {low.x, high.x, low.y, high.y};
-#pragma unroll
-    for (int n = 0; n < TILES; n++) {
-        longwave::mma_bf16(sum[n], a, x[n].x, x[n].y);
-    }
+// Two steps over 32 columns of which a thread has eight.
+__device__ __forceinline__ void multiply(float (&d)[4], uint4 low, uint4 high, uint4 x) {
+    const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
+    longwave::mma_bf16(d, first, x.x, x.y);
+    longwave::mma_bf16(d, second, x.z, x.w);
 }
 
-template <int TILES>
-__device__ __forceinline__ void second_step(float (&sum)[TILES][4], const uint4& low, const uint4& high, const uint4 (&x)[TILES]) {
-    const uint32_t a[4] = {low.z, high.z, low.w, high.w};
-#pragma unroll
-    for (int n = 0; n < TILES; n++) {
-        longwave::mma_bf16(sum[n], a, x[n].z, x[n].w);
-    }
-}
-
-// TILES tiles of eight tokens; SPLIT warps share sixteen rows, each has one part of the columns.
+// TILES tiles of eight tokens.
 template <int TILES, int SPLIT>
-__device__ __forceinline__ void few(const uint8_t* __restrict__ w, const uint8_t* __restrict__ x, float* __restrict__ y,
+__device__ __forceinline__ void few(const uint16_t* __restrict__ w, const uint16_t* __restrict__ x, float* __restrict__ y,
                                     unsigned rows, unsigned cols, unsigned tokens) {
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    const unsigned steps = cols / STEP / SPLIT, from = warp % SPLIT * steps;
-    // Behind the last row a thread reads the last one again; nothing of it is stored.
+    const unsigned blocks = cols / BLOCK, part = warp % SPLIT;
     const unsigned first = (blockIdx.x * (WARPS / SPLIT) + warp / SPLIT) * ROWS;
-    const size_t stride = size_t(2) * cols, offset = size_t(from) * 128 + 16 * c;
-    const uint8_t* low = w + min(first + g, rows - 1) * stride + offset;
-    const uint8_t* high = w + min(first + g + 8, rows - 1) * stride + offset;
+    const uint16_t* low = w + size_t(min(first + g, rows - 1)) * cols + 8 * c;
+    const uint16_t* high = w + size_t(min(first + g + 8, rows - 1)) * cols + 8 * c;
 
     float total[TILES][4] = {};
-    Weights ahead[AHEAD];
+    uint4 ahead[4][2];
+    const auto load = [&](unsigned b) {
 #pragma unroll
-    for (int a = 0; a < AHEAD; a++) {
-        if (a < steps) {
-            ahead[a].load(low + a * 128, high + a * 128);
+        for (int j = 0; j < 4; j++) {
+            ahead[j][0] = __ldcs(reinterpret_cast<const uint4*>(low + size_t(b) * BLOCK + j * 32));
+            ahead[j][1] = __ldcs(reinterpret_cast<const uint4*>(high + size_t(b) * BLOCK + j * 32));
         }
+    };
+    if (part < blocks) {
+        load(part);
     }
-    for (unsigned start = 0; start < steps; start += AHEAD) {
+    for (unsigned b = part; b < blocks; b += SPLIT) {
+        uint4 tile[4][2];
 #pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
-            const unsigned s = start + a;
-            if (s >= steps) {
-                break;
-            }
-            const Weights now = ahead[a];
-            if (s + AHEAD < steps) {
-                ahead[a].load(low + size_t(s + AHEAD) * 128, high + size_t(s + AHEAD) * 128);
-            }
+        for (int j = 0; j < 4; j++) {
+            tile[j][0] = ahead[j][0];
+            tile[j][1] = ahead[j][1];
+        }
+        if (b + SPLIT < blocks) {
+            load(b + SPLIT);
+        }
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                uint4 tokens_x[TILES];
+        for (int j = 0; j < 4; j++) {
 #pragma unroll
-                for (int n = 0; n < TILES; n++) {
-                    const unsigned token = min(n * 8 + g, tokens - 1);
-                    tokens_x[n] = __ldg(reinterpret_cast<const uint4*>(x + token * stride + offset + size_t(s) * 128 + 64 * half));
-                }
-                first_step<TILES>(total, now.v[0][half], now.v[1][half], tokens_x);
-                second_step<TILES>(total, now.v[0][half], now.v[1][half], tokens_x);
+            for (int n = 0; n < TILES; n++) {
+                const unsigned token = min(n * 8 + g, tokens - 1);
+                const uint4 v = __ldg(reinterpret_cast<const uint4*>(x + size_t(token) * cols + b * BLOCK + j * 32 + 8 * c));
+                multiply(total[n], tile[j][0], tile[j][1], v);
             }
         }
     }
 
-    // The parts, added in their order.
     __shared__ float sums[WARPS][TILES * 8][ROWS + 1];
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
@@ -121,86 +90,102 @@ __device__ __forceinline__ void few(const uint8_t* __restrict__ w, const uint8_t
     }
 }
 
-// Grid (token tiles, row tiles). A warp has M x N products, a block BM x BN; STAGES tiles are on their way.
-template <int BM, int BN, int M, int N, int STAGES>
-__device__ __forceinline__ void many(const uint8_t* __restrict__ w, const uint8_t* __restrict__ x, float* __restrict__ y,
-                                     unsigned rows, unsigned cols, unsigned tokens, unsigned split) {
-    constexpr int THREADS = BM / M * (BN / N) * 32, STAGE = (BM + BN) * longwave::TILE_BYTES;
-    extern __shared__ uint4 tiles[];
-    const uint32_t base = longwave::shared_address(tiles);
-    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    const unsigned row0 = warp % (BM / M) * M, token0 = warp / (BM / M) * N;
-    const unsigned first_row = blockIdx.y * BM, first_token = blockIdx.x * BN;
-    const unsigned steps = cols / STEP, part_steps = steps / split;
-    const size_t stride = size_t(2) * cols;
-    const auto copy = [&](unsigned step) {
-        if (step < steps) {
-            const uint32_t to = base + step % STAGES * STAGE;
-            longwave::copy_tile<BM, THREADS>(to, w + size_t(step) * 128, stride, first_row, rows);
-            longwave::copy_tile<BN, THREADS>(to + BM * 128, x + size_t(step) * 128, stride, first_token, tokens);
+// A block has 128 rows and 64 tokens, a warp 32 and 32. Half column blocks (64 columns, 128 bytes) come into shared memory
+// three stages ahead, arranged as in linear_fp8.cu.
+constexpr int TILE = 128, TOKENS = 64, STAGES = 4, STAGE_BYTES = (TILE + TOKENS) * 128;
+
+template <int SPLIT>
+__device__ __forceinline__ void many(const uint16_t* __restrict__ w, const uint16_t* __restrict__ x, float* __restrict__ y,
+                                     unsigned rows, unsigned cols, unsigned tokens) {
+    extern __shared__ __align__(128) uint8_t staged[];
+    const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, c = lane % 4;
+    const unsigned blocks = cols / BLOCK, steps = 2 * blocks;
+    const unsigned first_row = blockIdx.x * TILE, first_token = blockIdx.y * TOKENS;
+    const auto load = [&](unsigned i) {
+        if (i < steps) {
+            unsigned at = i / 2, part = 0;
+            for (; part + 1 < SPLIT; part++) {
+                const unsigned own = (blocks - part + SPLIT - 1) / SPLIT;
+                if (at < own) {
+                    break;
+                }
+                at -= own;
+            }
+            const unsigned column = (part + at * SPLIT) * BLOCK + i % 2 * 64;
+            const uint32_t to = longwave::shared_address(staged + (i % STAGES) * STAGE_BYTES);
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                const unsigned r = n * 32 + thread / 8, piece = thread % 8, place = r * 128 + ((piece ^ (r % 2 * 4)) * 16);
+                longwave::copy16(to + place, w + size_t(min(first_row + r, rows - 1)) * cols + column + piece * 8);
+                if (n < 2) {
+                    longwave::copy16(to + TILE * 128 + place,
+                                     x + size_t(min(first_token + r, tokens - 1)) * cols + column + piece * 8);
+                }
+            }
         }
-        longwave::commit_copies();
+        longwave::copy_commit();
     };
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) {
-        copy(s);
+
+    const unsigned row0 = warp / 2 * 32, token0 = warp % 2 * 32;
+    float sum[2][4][4] = {}, total[2][4][4] = {};
+    for (int i = 0; i < STAGES - 1; i++) {
+        load(i);
     }
-    float total[M / 16][N / 8][4] = {}, part[M / 16][N / 8][4] = {};
-    unsigned left = part_steps;
-    for (unsigned step = 0; step < steps; step++) {
-        longwave::wait_copies<STAGES - 2>();
+    unsigned left = 2 * ((blocks + SPLIT - 1) / SPLIT), part = 0;
+    for (unsigned i = 0; i < steps; i++) {
+        longwave::copy_wait<STAGES - 2>();
         __syncthreads();
-        copy(step + STAGES - 1);
-        const uint32_t from = base + step % STAGES * STAGE;
+        load(i + STAGES - 1);
+        const uint8_t* const ws = staged + (i % STAGES) * STAGE_BYTES;
+        const uint8_t* const xs = ws + TILE * 128;
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            uint4 xs[N / 8];
+        for (int j = 0; j < 2; j++) {
+            uint4 a[2][2], v[4];
 #pragma unroll
-            for (int n = 0; n < N / 8; n++) {
-                xs[n] = longwave::read_16(from + (BM + half * (BN / 2)) * 128 + (token0 + 8 * n + g) * 64 + 16 * c);
-            }
-            uint4 low[M / 16], high[M / 16];
+            for (int m = 0; m < 2; m++) {
 #pragma unroll
-            for (int m = 0; m < M / 16; m++) {
-                const uint32_t at = from + half * (BM * 64) + (row0 + 16 * m + g) * 64 + 16 * c;
-                low[m] = longwave::read_16(at);
-                high[m] = longwave::read_16(at + 8 * 64);
-            }
-            // All products of a step before the next step of any.
-#pragma unroll
-            for (int m = 0; m < M / 16; m++) {
-                first_step<N / 8>(part[m], low[m], high[m], xs);
+                for (int h = 0; h < 2; h++) {
+                    const unsigned r = row0 + m * 16 + h * 8 + g;
+                    a[m][h] = *reinterpret_cast<const uint4*>(ws + r * 128 + (((j * 4 + c) ^ (r % 2 * 4)) * 16));
+                }
             }
 #pragma unroll
-            for (int m = 0; m < M / 16; m++) {
-                second_step<N / 8>(part[m], low[m], high[m], xs);
+            for (int n = 0; n < 4; n++) {
+                const unsigned r = token0 + n * 8 + g;
+                v[n] = *reinterpret_cast<const uint4*>(xs + r * 128 + (((j * 4 + c) ^ (r % 2 * 4)) * 16));
+#pragma unroll
+                for (int m = 0; m < 2; m++) {
+                    multiply(total[m][n], a[m][0], a[m][1], v[n]);
+                }
             }
         }
-        if (--left == 0) {
-            left = part_steps;
+        left--;
+        if (left == 0) {
+            part++;
+            left = part < SPLIT && part < blocks ? 2 * ((blocks - part + SPLIT - 1) / SPLIT) : 0;
 #pragma unroll
-            for (int m = 0; m < M / 16; m++) {
+            for (int m = 0; m < 2; m++) {
 #pragma unroll
-                for (int n = 0; n < N / 8; n++) {
+                for (int n = 0; n < 4; n++) {
 #pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                        total[m][n][j] += part[m][n][j];
-                        part[m][n][j] = 0.f;
+                    for (int k = 0; k < 4; k++) {
+                        sum[m][n][k] += total[m][n][k];
+                        total[m][n][k] = 0.f;
                     }
                 }
             }
         }
     }
 #pragma unroll
-    for (int m = 0; m < M / 16; m++) {
+    for (int m = 0; m < 2; m++) {
 #pragma unroll
-        for (int n = 0; n < N / 8; n++) {
+        for (int n = 0; n < 4; n++) {
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const unsigned token = first_token + token0 + 8 * n + 2 * c + j % 2;
-                const unsigned row = first_row + row0 + 16 * m + g + j / 2 * 8;
-                if (token < tokens && row < rows) {
-                    y[size_t(token) * rows + row] = total[m][n][j];
+            for (int k = 0; k < 4; k++) {
+                const unsigned row = first_row + row0 + m * 16 + g + k / 2 * 8;
+                const unsigned token = first_token + token0 + n * 8 + 2 * c + k % 2;
+                if (row < rows && token < tokens) {
+                    y[size_t(token) * rows + row] = sum[m][n][k];
                 }
             }
         }
@@ -209,38 +194,22 @@ __device__ __forceinline__ void many(const uint8_t* __restrict__ w, const uint8_
 
 }  // namespace
 
-// Blocks of a multiprocessor: as many as registers allow without spilling.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-#define RESIDENT 2
-#else
-#define RESIDENT 3
-#endif
-
+#define PARAMETERS const uint16_t *w, const uint16_t *x, float *y, unsigned rows, unsigned cols, unsigned tokens
 #define FEW(tiles, split, blocks)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, blocks) linear_bf16_##tiles##_##split(                      \
-        const uint8_t* w, const uint8_t* x, float* y, unsigned rows, unsigned cols, unsigned tokens) {                   \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, blocks) linear_bf16_##tiles##_##split(PARAMETERS) {         \
         few<tiles, split>(w, x, y, rows, cols, tokens);                                                                  \
     }
+#define MANY(split)                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) linear_bf16_many_##split(PARAMETERS) {                   \
+        many<split>(w, x, y, rows, cols, tokens);                                                                        \
+    }
 
-// At most 8, 16 and 32 tokens.
-FEW(1, 8, RESIDENT)
-FEW(1, 4, RESIDENT)
-FEW(1, 1, RESIDENT)
+// At most 8, 16 and 32 tokens; from 2048 columns on, and fewer.
+FEW(1, 8, 2)
+FEW(1, 2, 2)
 FEW(2, 8, 2)
-FEW(2, 4, 2)
-FEW(2, 1, 2)
+FEW(2, 2, 2)
 FEW(4, 8, 1)
-FEW(4, 4, 1)
-FEW(4, 1, 1)
-
-// 128 x 128 products per block: 128 KiB of dynamic shared memory.
-extern "C" __global__ void __launch_bounds__(512, 1)
-linear_bf16_large(const uint8_t* w, const uint8_t* x, float* y, unsigned rows, unsigned cols, unsigned tokens, unsigned split) {
-    many<128, 128, 32, 32, 4>(w, x, y, rows, cols, tokens, split);
-}
-
-// 64 x 64 products per block: 64 KiB.
-extern "C" __global__ void __launch_bounds__(128, 3)
-linear_bf16_small(const uint8_t* w, const uint8_t* x, float* y, unsigned rows, unsigned cols, unsigned tokens, unsigned split) {
-    many<64, 64, 32, 32, 4>(w, x, y, rows, cols, tokens, split);
-}
+FEW(4, 2, 1)
+MANY(8)
+MANY(2)

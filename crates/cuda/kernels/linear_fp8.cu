@@ -165,7 +165,7 @@ template <int BM, int BN, int M, int N, int STAGES>
 __device__ __forceinline__ void many(const uint8_t* __restrict__ w, const float* __restrict__ w_scales,
                                      const uint8_t* __restrict__ x, const float* __restrict__ x_scales,
                                      float* __restrict__ y, unsigned rows, unsigned cols, unsigned tokens, unsigned split) {
-    constexpr int THREADS = BM / M * (BN / N) * 32, TILES = (BM + BN) * longwave::TILE_BYTES;
+    constexpr int THREADS = BM / M * (BN / N) * 32, TILES = longwave::tile_bytes(BM) + longwave::tile_bytes(BN);
     constexpr int STAGE = TILES + 4 * BN;
     extern __shared__ uint4 tiles[];
     const uint32_t base = longwave::shared_address(tiles);
@@ -187,7 +187,7 @@ __device__ __forceinline__ void many(const uint8_t* __restrict__ w, const float*
         if (coming < blocks && coming_part < split) {
             const uint32_t to = base + slot * STAGE;
             longwave::copy_tile<BM, THREADS>(to, w + size_t(coming) * BLOCK, cols, first_row, rows);
-            longwave::copy_tile<BN, THREADS>(to + BM * BLOCK, x + size_t(coming) * BLOCK, x_stride, first_token, tokens);
+            longwave::copy_tile<BN, THREADS>(to + longwave::tile_bytes(BM), x + size_t(coming) * BLOCK, x_stride, first_token, tokens);
             if (threadIdx.x < BN) {
                 const unsigned token = min(first_token + threadIdx.x, tokens - 1);
                 longwave::copy_4(to + TILES + 4 * threadIdx.x, x_scales + token * x_blocks + coming);
@@ -215,19 +215,20 @@ __device__ __forceinline__ void many(const uint8_t* __restrict__ w, const float*
         longwave::wait_copies<STAGES - 2>();
         __syncthreads();
         copy();
-        const uint32_t from = base + step % STAGES * STAGE;
+        const uint32_t from = base + step % STAGES * STAGE, from_w = from + (row0 + g) * 64 + 16 * c;
+        const uint32_t from_x = from + longwave::tile_bytes(BM) + (token0 + g) * 64 + 16 * c;
         float part[M / 16][N / 8][4] = {};
 #pragma unroll HALVES
         for (int half = 0; half < 2; half++) {
             uint4 xs[N / 8];
 #pragma unroll
             for (int n = 0; n < N / 8; n++) {
-                xs[n] = longwave::read_16(from + (BM + half * (BN / 2)) * BLOCK + (token0 + 8 * n + g) * 64 + 16 * c);
+                xs[n] = longwave::read_16(from_x + half * longwave::plane_bytes(BN) + 512 * n);
             }
             uint4 low[M / 16], high[M / 16];
 #pragma unroll
             for (int m = 0; m < M / 16; m++) {
-                const uint32_t at = from + half * (BM * 64) + (row0 + 16 * m + g) * 64 + 16 * c;
+                const uint32_t at = from_w + half * longwave::plane_bytes(BM) + 1024 * m;
                 low[m] = longwave::read_16(at);
                 high[m] = longwave::read_16(at + 8 * 64);
             }
@@ -301,14 +302,14 @@ ENTRY(2, 2, 2)
 ENTRY(4, 8, 1)
 ENTRY(4, 2, 1)
 
-// 128 x 128 products per block: 161.5 KiB of dynamic shared memory.
-extern "C" __global__ void __launch_bounds__(512, 1)
+// 128 x 128 products per block: just under 162.25 KiB of dynamic shared memory.
+extern "C" __global__ void __launch_bounds__(256, 1)
 linear_fp8_large(const uint8_t* w, const float* w_scales, const uint8_t* x, const float* x_scales, float* y, unsigned rows,
                  unsigned cols, unsigned tokens, unsigned split) {
-    many<128, 128, 32, 32, 3>(w, w_scales, x, x_scales, y, rows, cols, tokens, split);
+    many<128, 128, 64, 32, 3>(w, w_scales, x, x_scales, y, rows, cols, tokens, split);
 }
 
-// 64 x 64 products per block: 64.75 KiB.
+// 64 x 64 products per block: 65.5 KiB.
 extern "C" __global__ void __launch_bounds__(128, 3)
 linear_fp8_small(const uint8_t* w, const float* w_scales, const uint8_t* x, const float* x_scales, float* y, unsigned rows,
                  unsigned cols, unsigned tokens, unsigned split) {

@@ -1,13 +1,20 @@
 // Tiles of rows of 128 bytes in shared memory, filled by asynchronous copies.
 //
-// A tile has two planes: bytes 0 to 63 of every row, then bytes 64 to 127. Lane 4 g + c of a warp that reads sixteen bytes
-// at row g, byte 16 c touches every bank once per quarter of the warp.
+// A tile has two planes: bytes 0 to 63 of every row, then, half a row of banks further, bytes 64 to 127. Lane 4 g + c of a
+// warp that reads sixteen bytes at row g, byte 16 c touches every bank once per quarter of the warp, and so do the copies.
 #pragma once
 #include <stdint.h>
 
 namespace longwave {
 
-constexpr int TILE_BYTES = 128;
+// Bytes from a plane to the next, and of a tile.
+__host__ __device__ constexpr int plane_bytes(int rows) {
+    return rows * 64 + 64;
+}
+
+__host__ __device__ constexpr int tile_bytes(int rows) {
+    return 2 * plane_bytes(rows);
+}
 
 __device__ __forceinline__ void copy_16(uint32_t to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
@@ -35,7 +42,7 @@ __device__ __forceinline__ void copy_tile(uint32_t to, const uint8_t* from, size
     for (int i = 0; i < ROWS * 8 / THREADS; i++) {
         const unsigned piece = i * THREADS + threadIdx.x, row = piece / 8, at = piece % 8;
         const unsigned source = min(first + row, rows - 1);
-        copy_16(to + at / 4 * (ROWS * 64) + row * 64 + at % 4 * 16, from + source * stride + at * 16);
+        copy_16(to + at / 4 * plane_bytes(ROWS) + row * 64 + at % 4 * 16, from + source * stride + at * 16);
     }
 }
 

@@ -1,20 +1,20 @@
 //! Products with bf16 weights: compressors, router, indexer weights and the output head.
-//! Assumes columns that are a multiple of 64. A token has the same bits for any number of tokens.
+//! Assumes columns that are a multiple of 128. A token has the same bits for any number of tokens.
 
 use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream};
 
 /// Up to so many tokens the weights are streamed; beyond, both operands are tiled in shared memory.
 const FEW: u32 = 32;
-/// From so many rows on, one warp has whole rows.
-const LONG: u32 = 16384;
+/// Rows and tokens of a block for many tokens.
+const TILE: (u32, u32) = (128, 64);
+/// Shared memory of such a block: four stages of 64 columns of both operands.
+const MANY_BYTES: u32 = 4 * (TILE.0 + TILE.1) * 128;
 
-/// The kernels.
+/// The kernels, each for long rows and short ones.
 pub struct LinearBf16 {
-    /// By tokens (8, 16, 32), then by parts of the columns (8, 4, 1).
-    few: [[Kernel; 3]; 3],
-    large: Kernel,
-    small: Kernel,
-    multiprocessors: u32,
+    /// For at most 8, 16 and 32 tokens.
+    few: [[Kernel; 2]; 3],
+    many: [Kernel; 2],
 }
 
 /// `y = W x`.
@@ -28,20 +28,15 @@ pub struct Bf16Product {
     pub y: u64,
     /// Rows of the weights.
     pub rows: u32,
-    /// Columns, a multiple of 64.
+    /// Columns, a multiple of 128.
     pub cols: u32,
     /// Tokens.
     pub tokens: u32,
 }
 
-/// Parts of the columns: by the shape alone.
-fn parts(rows: u32, cols: u32) -> u32 {
-    match () {
-        () if rows >= LONG => 1,
-        () if cols.is_multiple_of(512) => 8,
-        () if cols.is_multiple_of(256) => 4,
-        () => 1,
-    }
+/// Warps that share a row: by the shape alone, so that sums have one order.
+fn split(cols: u32) -> u32 {
+    if cols >= 2048 { 8 } else { 2 }
 }
 
 impl LinearBf16 {
@@ -49,43 +44,33 @@ impl LinearBf16 {
     pub fn new(context: &Context) -> Result<LinearBf16, DriverError> {
         let module = Module::load(context, "linear_bf16")?;
         let kernel = |name| module.kernel(name, 0);
+        let many = |name| module.kernel(name, MANY_BYTES);
         Ok(LinearBf16 {
             few: [
-                [kernel("linear_bf16_1_8")?, kernel("linear_bf16_1_4")?, kernel("linear_bf16_1_1")?],
-                [kernel("linear_bf16_2_8")?, kernel("linear_bf16_2_4")?, kernel("linear_bf16_2_1")?],
-                [kernel("linear_bf16_4_8")?, kernel("linear_bf16_4_4")?, kernel("linear_bf16_4_1")?],
+                [kernel("linear_bf16_1_8")?, kernel("linear_bf16_1_2")?],
+                [kernel("linear_bf16_2_8")?, kernel("linear_bf16_2_2")?],
+                [kernel("linear_bf16_4_8")?, kernel("linear_bf16_4_2")?],
             ],
-            large: module.kernel("linear_bf16_large", 128 << 10)?,
-            small: module.kernel("linear_bf16_small", 64 << 10)?,
-            multiprocessors: context.gpu().multiprocessors,
+            many: [many("linear_bf16_many_8")?, many("linear_bf16_many_2")?],
         })
     }
 
     /// Launches it.
     pub fn launch(&self, stream: &Stream, p: &Bf16Product) -> Result<(), DriverError> {
-        assert!(p.cols.is_multiple_of(64), "bf16 products have a multiple of 64 columns, not {}", p.cols);
+        assert!(p.cols.is_multiple_of(128), "bf16 products have a multiple of 128 columns, not {}", p.cols);
         if p.tokens == 0 {
             return Ok(());
         }
-        let parts = parts(p.rows, p.cols);
-        let pointers = [p.w, p.x, p.y].map(Argument::Pointer);
-        let [w, x, y] = pointers;
-        let sizes: [Argument; 3] = [p.rows.into(), p.cols.into(), p.tokens.into()];
-        if p.tokens <= FEW {
-            let tiles = if p.tokens <= 8 { 0 } else { usize::from(p.tokens > 16) + 1 };
-            let split = [8, 4, 1].iter().position(|&s| s == parts).expect("one of the three");
-            let grid = Grid::new(p.rows.div_ceil(16).div_ceil(8 / parts), 256);
-            return stream.launch(&self.few[tiles][split], grid, &[w, x, y, sizes[0], sizes[1], sizes[2]]);
+        let short = usize::from(split(p.cols) == 2);
+        let [w, x, y] = [p.w, p.x, p.y].map(Argument::Pointer);
+        let arguments = [w, x, y, p.rows.into(), p.cols.into(), p.tokens.into()];
+        if p.tokens > FEW {
+            let blocks = [p.rows.div_ceil(TILE.0), p.tokens.div_ceil(TILE.1), 1];
+            let grid = Grid { blocks, shared_bytes: MANY_BYTES, ..Grid::new(1, 256) };
+            return stream.launch(&self.many[short], grid, &arguments);
         }
-        let tiles = |edge: u32| [p.tokens.div_ceil(edge), p.rows.div_ceil(edge), 1];
-        let large = tiles(128);
-        let arguments = [w, x, y, sizes[0], sizes[1], sizes[2], parts.into()];
-        if large[0] * large[1] >= self.multiprocessors {
-            let grid = Grid { blocks: large, shared_bytes: 128 << 10, ..Grid::new(1, 512) };
-            stream.launch(&self.large, grid, &arguments)
-        } else {
-            let grid = Grid { blocks: tiles(64), shared_bytes: 64 << 10, ..Grid::new(1, 128) };
-            stream.launch(&self.small, grid, &arguments)
-        }
+        let tiles = if p.tokens <= 8 { 0 } else { usize::from(p.tokens > 16) + 1 };
+        let grid = Grid::new(p.rows.div_ceil(16).div_ceil(8 / split(p.cols)), 256);
+        stream.launch(&self.few[tiles][short], grid, &arguments)
     }
 }

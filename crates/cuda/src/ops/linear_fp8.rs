@@ -7,8 +7,8 @@ use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream
 /// Up to so many tokens the weights are streamed; beyond, both operands are tiled in shared memory.
 const FEW: u32 = 32;
 /// Shared memory of a block for many tokens: three stages of both operands and of the inputs' scales, and the sums.
-const LARGE_BYTES: u32 = 3 * (256 * 128 + 128 * 4) + 128 * 128 * 4;
-const SMALL_BYTES: u32 = 3 * (128 * 128 + 64 * 4) + 64 * 64 * 4;
+const LARGE_BYTES: u32 = 3 * (256 * 128 + 256 + 128 * 4) + 128 * 128 * 4;
+const SMALL_BYTES: u32 = 3 * (128 * 128 + 256 + 64 * 4) + 64 * 64 * 4;
 
 /// The kernels.
 pub struct LinearFp8 {
@@ -84,7 +84,7 @@ impl LinearFp8 {
         let tiles = |edge: u32| [p.tokens.div_ceil(edge), p.rows.div_ceil(edge), p.groups];
         let large = tiles(128);
         if large.iter().product::<u32>() >= self.multiprocessors {
-            let grid = Grid { blocks: large, shared_bytes: LARGE_BYTES, ..Grid::new(1, 512) };
+            let grid = Grid { blocks: large, shared_bytes: LARGE_BYTES, ..Grid::new(1, 256) };
             stream.launch(&self.large, grid, &arguments)
         } else {
             let grid = Grid { blocks: tiles(64), shared_bytes: SMALL_BYTES, ..Grid::new(1, 128) };

@@ -81,8 +81,9 @@ fn greedy_continuations_are_the_golden_ones() {
         assert_eq!(ours.failure, None, "{name}");
         let same = ours.tokens.iter().zip(&golden).take_while(|(a, b)| a == b).count();
         println!("{name}: {same} of {} greedy tokens are the golden ones", golden.len());
-        // Where two tokens are closer than roundings the others after them mean nothing.
-        assert!(same == golden.len() || gaps[same] < 0.05, "{name}: token {same}, gap {}", gaps[same]);
+        // The golden run rounds the cache alone. Where two tokens are closer than the other roundings of serving move their
+        // logits, the tokens after them mean nothing.
+        assert!(same == golden.len() || gaps[same] < 0.2, "{name}: token {same}, gap {}", gaps[same]);
     }
 }
 

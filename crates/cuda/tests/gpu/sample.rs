@@ -56,7 +56,7 @@ impl Case {
             (counts, history)
         });
         let how = Sampling {
-            temperature: if number % 8 == 0 { 0.0 } else { [1.0, 0.7, 0.1, 2.5][pick(3, 4)] },
+            temperature: if number.is_multiple_of(8) { 0.0 } else { [1.0, 0.7, 0.1, 2.5][pick(3, 4)] },
             top_p: [1.0, 0.95, 0.5, 0.999, 0.05][pick(4, 5)],
             top_k: [0, 0, 1, 7, 50, 1000, vocab as u32][pick(5, 7)],
             min_p: [0.0, 0.0, 0.01, 0.2, 1.0][pick(6, 5)],
