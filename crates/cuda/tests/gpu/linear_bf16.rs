@@ -20,7 +20,7 @@ fn bf16_products_agree_and_do_not_depend_on_the_batch() {
         (256, 4096),
         (1024, 4096),
         (384, 7168),
-        (17, 64),
+        (17, 128),
         (20_001, 1024),
     ] {
         let bits = |v: Vec<f32>| v.into_iter().map(bf16_bits).collect::<Vec<u16>>();
