@@ -8,6 +8,7 @@
 // 32 keys. Rows without a seat write nothing.
 #include <stdint.h>
 
+#include "common/bounds.cuh"
 #include "common/bf16.cuh"
 #include "common/fp8.cuh"
 #include "common/index.cuh"
@@ -297,7 +298,7 @@ QUERIES(index_queries_bf16, Format::Bf16)
 
 // Grid (segments, tokens), 256 threads. found [tokens, segments, k] ranked entries, counts [tokens, segments].
 #define SCORES(name, format)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                                 \
+    extern "C" __global__ void THREADS_OF_BLOCK(THREADS)                                                                  \
         name(const uint16_t* q, const float* weights, const BatchRow* rows, uint8_t* key_pool, const unsigned* key_table, \
              unsigned long long key_bytes, unsigned key_len, unsigned key_shift, Ranked* found, unsigned* counts,         \
              unsigned heads, unsigned k) {                                                                                \

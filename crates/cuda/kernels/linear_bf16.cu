@@ -204,11 +204,18 @@ __device__ __forceinline__ void many(const uint16_t* __restrict__ w, const uint1
         many<split>(w, x, y, rows, cols, tokens);                                                                        \
     }
 
+// Blocks of a multiprocessor with short rows: as many as registers allow without spilling.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#define SHORT 1
+#else
+#define SHORT 2
+#endif
+
 // At most 8, 16 and 32 tokens; from 2048 columns on, and fewer.
 FEW(1, 8, 2)
-FEW(1, 2, 2)
+FEW(1, 2, SHORT)
 FEW(2, 8, 2)
-FEW(2, 2, 2)
+FEW(2, 2, SHORT)
 FEW(4, 8, 1)
 FEW(4, 2, 1)
 MANY(8)

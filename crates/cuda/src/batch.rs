@@ -82,3 +82,59 @@ impl Batch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use longwave_engine::step::{Sampling, Seat};
+
+    fn seq(seat: u32, start: u32, tokens: std::ops::Range<u32>, drafts: u32, sample: bool) -> SeqStep {
+        SeqStep {
+            seat: Seat(seat),
+            fresh: false,
+            start,
+            tokens,
+            drafts,
+            writes: 0..0,
+            history: None,
+            sample: sample.then(Sampling::default),
+            masks: 0..0,
+            want_drafts: 0,
+            logits: ReturnLogits::No,
+            replay: None,
+        }
+    }
+
+    #[test]
+    fn rows_heads_and_windows_of_a_mixed_step() {
+        // A verify step with two drafts, the middle of a prompt, and its end.
+        let seqs = vec![seq(2, 70, 0..3, 2, true), seq(0, 0, 3..103, 0, false), seq(5, 127, 103..105, 0, true)];
+        let mut tokens: Vec<Token> = (0..105).collect();
+        tokens[0] = LAST_SAMPLED;
+        let step = Step { seqs, tokens, ..Step::default() };
+        let batch = Batch::new(&step, &[9, 9, 42, 9, 9, 9], |_, _| true);
+        assert_eq!((batch.tokens[0], batch.rows.len(), batch.local), (42, 105, false));
+        assert_eq!(batch.rows[2], BatchRow { seat: 2, position: 72, start: 70, start_row: 0 });
+        assert_eq!(batch.rows[104], BatchRow { seat: 5, position: 128, start: 127, start_row: 103 });
+        assert_eq!(batch.heads, [0, 1, 2, 104]);
+        assert_eq!(step.seqs.iter().map(Batch::wanted).collect::<Vec<_>>(), [3, 0, 1]);
+        assert_eq!(batch.tokens_of(&batch.sequences[2]), [103, 104]);
+        assert!(!batch.is_decode());
+        // One block that is not kept is enough; the block of every touched position is asked for.
+        let asked = |position: u32, seat: u32| !(seat == 0 && position == 64);
+        assert!(Batch::new(&step, &[0; 6], |seq, position| asked(position, seq.seat.0)).local);
+        let before = |position: u32, seat: u32| !(seat == 5 && position == 0);
+        assert!(!Batch::new(&step, &[0; 6], |seq, position| before(position, seq.seat.0)).local);
+    }
+
+    #[test]
+    fn steps_of_one_row_each_are_decode_steps() {
+        let step = Step {
+            seqs: vec![seq(1, 5, 0..1, 0, true), seq(0, 900, 1..2, 0, true)],
+            tokens: vec![3, 4],
+            ..Step::default()
+        };
+        assert!(Batch::new(&step, &[0; 2], |_, _| true).is_decode());
+        assert!(!Batch::new(&step, &[0; 2], |_, _| false).is_decode());
+    }
+}

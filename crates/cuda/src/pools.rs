@@ -219,3 +219,69 @@ impl Pools {
         self.unit(bucket as usize, block).write(stream, bytes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use longwave_engine::step::{ReturnLogits, Seat, SeqStep, TableWrite};
+    use longwave_model::{CacheFormats, IndexFormat, MainFormat, presets};
+
+    fn layout() -> CacheLayout {
+        CacheLayout::new(&presets::flash(), CacheFormats { main: MainFormat::Fp8, index: IndexFormat::Fp4 })
+    }
+
+    fn step(fresh: bool, seat: u32, writes: &[(usize, u32, BlockId)]) -> Step {
+        let write = |&(group, index, block): &(usize, u32, BlockId)| TableWrite { group: group as u8, index, block };
+        let seq = SeqStep {
+            seat: Seat(seat),
+            fresh,
+            start: 0,
+            tokens: 0..0,
+            drafts: 0,
+            writes: 0..writes.len() as u32,
+            history: None,
+            sample: None,
+            masks: 0..0,
+            want_drafts: 0,
+            logits: ReturnLogits::No,
+            replay: None,
+        };
+        Step { seqs: vec![seq], writes: writes.iter().map(write).collect(), ..Step::default() }
+    }
+
+    #[test]
+    fn tables_do_not_overlap_and_hidden_entries_cover_every_index() {
+        let (layout, seats, context) = (layout(), 3, 1 << 20);
+        let places = Places::new(&layout, seats, context);
+        let mut next = 0;
+        for (&(first, blocks), group) in places.groups.iter().zip(&layout.groups) {
+            assert_eq!((first, blocks), (next, context / group.block_tokens));
+            next += seats * blocks;
+        }
+        assert_eq!(places.local.0, next);
+        assert_eq!(places.hidden, next + seats * places.local.1);
+        // The largest index of an entry: one per four positions.
+        assert!(places.len - places.hidden >= context / 4);
+    }
+
+    #[test]
+    fn a_seat_that_is_given_away_loses_its_windows_and_the_last_change_of_a_place_stays() {
+        let (layout, context) = (layout(), 4096);
+        let window = layout.groups.iter().position(|g| g.kind == CacheKind::Window).unwrap();
+        let (mut tables, changes) = (SeatTables::new(&layout, 2), Changes::new(&layout, 2, context));
+        let place = |seat: u32, index: u32| {
+            let (first, blocks) = changes.places.groups[window];
+            first + seat * blocks + index
+        };
+        let begin = step(true, 1, &[(window, 0, BlockId(7)), (window, 1, BlockId(8)), (window, 0, BlockId::NONE)]);
+        assert_eq!(changes.of(&begin, &layout, &tables), [[place(1, 0), UNMAPPED], [place(1, 1), 8]]);
+        tables.apply(&begin, &begin.seqs[0]).unwrap();
+        let other = step(true, 1, &[(window, 5, BlockId(9)), (window, 1, BlockId(3))]);
+        assert_eq!(changes.of(&other, &layout, &tables), [[place(1, 1), 3], [place(1, 5), 9]]);
+        let third = step(true, 1, &[(window, 5, BlockId(9))]);
+        assert_eq!(changes.of(&third, &layout, &tables), [[place(1, 1), UNMAPPED], [place(1, 5), 9]]);
+        // What `step_check` refuses harms nobody before.
+        let wrong = step(true, 9, &[(99, 0, BlockId(1)), (window, 1 << 20, BlockId(1))]);
+        assert_eq!(changes.of(&wrong, &layout, &tables), Vec::<[u32; 2]>::new());
+    }
+}
