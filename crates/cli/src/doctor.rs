@@ -49,8 +49,13 @@ struct Findings {
     libraries: Vec<Found>,
 }
 
-/// GPU kernels in this program, by architecture (`sm_90a`, ...). None yet: there is no CUDA backend.
-const KERNELS: &[&str] = &[];
+/// Architectures of the GPU kernels in this program (`sm_90a`, ...); none when it was built without nvcc.
+fn kernels() -> Vec<String> {
+    let mut all: Vec<String> = longwave_cuda::cubins::CUBINS.iter().map(|cubin| format!("sm_{}", cubin.arch)).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
 
 /// Looks and prints.
 pub fn run(args: Args) -> Result<()> {
@@ -147,8 +152,10 @@ impl Findings {
             rows.push(("GPUs", "none".into()));
         }
         rows.extend(self.gpus.iter().map(|g| ("GPU", format!("{} at {}", g.name, g.bus))));
-        let kernels =
-            if KERNELS.is_empty() { "none: this version computes on the CPU only".into() } else { KERNELS.join(" ") };
+        let kernels = match kernels().join(" ") {
+            none if none.is_empty() => "none: built without nvcc, computes on the CPU only".into(),
+            some => some,
+        };
         rows.push(("GPU kernels", kernels));
         rows.extend(self.libraries.iter().map(|l| {
             let place = path(&l.path).unwrap_or_else(|| format!("not found; to get it: {}", l.install));
@@ -171,7 +178,7 @@ impl Findings {
                 "libcuda": self.driver_library,
                 "gpus": self.gpus.iter().map(gpu).collect::<Vec<_>>(),
             },
-            "kernels": KERNELS,
+            "kernels": kernels(),
             "libraries": self.libraries.iter().map(library).collect::<Vec<_>>(),
         })
     }

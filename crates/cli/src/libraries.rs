@@ -34,7 +34,7 @@ pub const OPTIONAL: &[Library] = &[
     Library {
         file: "nvcc",
         purpose: "building kernels from source",
-        install: "cargo xtask cuda-toolkit (not in this version yet)",
+        install: "cargo xtask cuda-toolkit",
         wheel_folders: &["nvidia/cu13/bin", "nvidia/cuda_nvcc/bin"],
     },
 ];

@@ -10,7 +10,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use longwave_cpu::backend::{CpuBackend, CpuOptions};
 use longwave_cpu::forward::Model;
 use longwave_cpu::numerics::Profile;
-use longwave_cuda::backend::{CudaBackend, CudaOptions, Load};
+use longwave_cuda::backend::{CudaBackend, CudaOptions, Load, OpenError};
+use longwave_cuda::driver::Missing;
+use longwave_cuda::fit;
 use longwave_engine::engine::EngineOptions;
 use longwave_engine::handle::{self, EngineHandle};
 use longwave_engine::tier::TierOptions;
@@ -84,8 +86,8 @@ pub struct ModelArgs {
     /// Tokens of one step, prefill and decode together.
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub max_num_batched_tokens: u32,
-    /// Bytes for the cache, for example 8G; by default a quarter of the free memory, at most what the context and the
-    /// number of requests can use.
+    /// Bytes for the cache, for example 8G; by default a quarter of the free memory, or what weights leave of a GPU's, and at
+    /// most what the context and the number of requests can use.
     #[arg(long, value_parser = units::bytes)]
     pub kv_cache_memory_bytes: Option<u64>,
     /// Rounding of intermediate values on the CPU: serving (as GPU engines round) or reference (as the released program).
@@ -214,9 +216,6 @@ fn weights(args: &ModelArgs) -> Result<(Load, ModelConfig)> {
         let config = checkpoint.config.clone();
         return Ok((Load::Checkpoint(checkpoint), config));
     }
-    if !on_gpu(args)? {
-        bail!("random weights are made on a GPU; use --backend cuda where there is one, or leave --load-format out");
-    }
     let (_, mut config) = source::find(args.model.as_deref())?;
     // Drafts are not measured.
     (config.num_nextn_predict_layers, config.dspark) = (0, None);
@@ -226,6 +225,9 @@ fn weights(args: &ModelArgs) -> Result<(Load, ModelConfig)> {
         }
         config.num_hidden_layers = layers;
         config.layers.truncate(layers);
+    }
+    if !on_gpu(args, &config)? {
+        bail!("random weights are made on a GPU; use --backend cuda where there is one, or leave --load-format out");
     }
     Ok((Load::Dummy(config.clone()), config))
 }
@@ -259,7 +261,7 @@ pub fn open(args: &ModelArgs, tiers: TierOptions) -> Result<Loaded> {
             config.vocab_size
         );
     }
-    let formats = CacheFormats { main: args.kv_cache_dtype, index: args.index_cache_dtype };
+    let formats = formats(args);
     // Checkpoints with the DSpark drafter are the retrained ones; the tiny model never saw an effort text either.
     let efforts = if config.dspark.is_some() { EffortTable::July } else { EffortTable::April };
     tiers::check_sizes(&tiers, &longwave_model::CacheLayout::new(&config, formats))?;
@@ -274,7 +276,7 @@ pub fn open(args: &ModelArgs, tiers: TierOptions) -> Result<Loaded> {
     };
     let described = config.describe();
     let (engine, device) = match load {
-        load if on_gpu(args)? => {
+        load if on_gpu(args, &config)? => {
             let options = cuda_options(args, &config, formats)?;
             let backend = CudaBackend::open(load, options, upload_bar())?;
             let device = backend.summary().to_owned();
@@ -303,23 +305,37 @@ pub fn open(args: &ModelArgs, tiers: TierOptions) -> Result<Loaded> {
     Ok(Loaded { engine, tokenizer, name, efforts, sampling: sampling_defaults(args.model.as_deref())?, summary })
 }
 
-/// Whether the model of `args` runs on a GPU. `auto` takes one when there is one, kernels were compiled and nothing was
-/// asked for that only the CPU has.
-pub fn on_gpu(args: &ModelArgs) -> Result<bool> {
+/// Whether a model of this configuration runs on a GPU. `auto` takes one that can run it, when nothing is asked for that
+/// only the CPU has, and says why not.
+pub fn on_gpu(args: &ModelArgs, config: &ModelConfig) -> Result<bool> {
+    let options = || cuda_options(args, config, formats(args));
     match args.backend {
         BackendName::Cpu => Ok(false),
-        BackendName::Auto => {
-            let plain = args.drafts() == 0 && args.numerics == Profile::Serving;
-            Ok(plain && !longwave_cuda::cubins::CUBINS.is_empty() && longwave_cuda::driver::probe().is_ok())
-        }
+        BackendName::Auto if args.drafts() > 0 || args.numerics != Profile::Serving => Ok(false),
+        BackendName::Auto => match fit::fits(config, &options()?) {
+            Ok(()) => Ok(true),
+            // Nobody expects a GPU here.
+            Err(OpenError::Missing(Missing::Driver) | OpenError::NoKernels) => Ok(false),
+            Err(reason) => {
+                tracing::warn!("on the CPU: {reason}");
+                Ok(false)
+            }
+        },
         BackendName::Cuda if args.drafts() > 0 => {
             bail!("the CUDA backend does not draft yet; leave --num-speculative-tokens out, or use --backend cpu")
         }
         BackendName::Cuda if args.numerics != Profile::Serving => {
             bail!("the CUDA backend rounds as serving does; leave --numerics out, or use --backend cpu")
         }
-        BackendName::Cuda => Ok(true),
+        BackendName::Cuda => {
+            fit::fits(config, &options()?)?;
+            Ok(true)
+        }
     }
+}
+
+fn formats(args: &ModelArgs) -> CacheFormats {
+    CacheFormats { main: args.kv_cache_dtype, index: args.index_cache_dtype }
 }
 
 /// Sizes of the CUDA backend; without a size for the cache it takes what the GPU has left.

@@ -1,8 +1,8 @@
 //! `longwave prove`: the same tokens and logits however they are served, shown on this machine with this model.
 //!
 //! A seeded set of requests runs plainly, one after the other, then again in every other way. Any difference is printed
-//! and makes the exit code 1; so does a way that a set of the default size or more did not exercise. Assumes a CPU; the
-//! model is opened once per way.
+//! and makes the exit code 1; so does a way that a set of the default size or more did not exercise. The model is opened
+//! once per way, on the CPU or on a GPU; ways that are about threads and instruction sets are the CPU's.
 
 mod ways;
 
@@ -70,11 +70,13 @@ pub fn run(args: Args) -> Result<()> {
     let (count, longest, outputs) =
         if args.thorough { (args.requests.max(48), 3000, 96) } else { (args.requests, 700, 24) };
     let checkpoint = load::checkpoint(&args.model)?;
-    let gpu = load::on_gpu(&args.model)?;
+    let gpu = load::on_gpu(&args.model, &checkpoint.config)?;
     let vocab = checkpoint.config.vocab_size as u32;
     let requests = proof::workload(args.seed, usize::from(count), longest, outputs, 16.min(vocab - 1), vocab);
     let prompt_tokens: usize = requests.iter().map(|r| r.prompt.len()).sum();
-    let title = format!("{} requests of {} prompt tokens in all, seed {}", requests.len(), prompt_tokens, args.seed);
+    let device = if gpu { "GPU" } else { "CPU" };
+    let (count_all, seed) = (requests.len(), args.seed);
+    let title = format!("{count_all} requests of {prompt_tokens} prompt tokens in all, seed {seed}, on the {device}");
     if !args.json {
         output::text(&format!("{title}\n\n{}", header()))?;
     }
@@ -106,7 +108,7 @@ pub fn run(args: Args) -> Result<()> {
     if args.json {
         let ways: Vec<_> = rows.iter().map(json_row).collect();
         output::json(
-            &json!({"requests": requests.len(), "prompt_tokens": prompt_tokens, "seed": args.seed, "ways": ways,
+            &json!({"requests": requests.len(), "prompt_tokens": prompt_tokens, "seed": args.seed, "device": device, "ways": ways,
                              "equal": equal, "exercised": idle == 0}),
         )?;
     }

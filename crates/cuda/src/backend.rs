@@ -3,6 +3,7 @@
 //! A step is refused before anything is computed when it would read or write outside its tables (`step_check`). Errors
 //! of the driver are fatal and name the call, the kernel and its shape. One step is in flight.
 
+use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
@@ -13,7 +14,6 @@ use longwave_model::{CacheFormats, CacheLayout, Checkpoint, ModelConfig};
 use thiserror::Error;
 
 use crate::driver::{DriverError, Gpu, Missing, probe};
-use crate::pools;
 use crate::timers::OperatorTime;
 use crate::worker::{Opened, Worker};
 
@@ -49,13 +49,37 @@ pub enum OpenError {
         count: usize,
     },
     /// The program has no kernels.
-    #[error("this program was built without CUDA kernels; run `cargo xtask cuda-toolkit` and build again")]
+    #[error(
+        "this program was built without CUDA kernels; run `cargo xtask cuda-toolkit` and build again, or use --backend cpu"
+    )]
     NoKernels,
     /// The model is not one that kernels exist for.
     #[error("the CUDA backend cannot run this model: {0}")]
     Model(String),
+    /// There is no code for the GPU.
+    #[error(
+        "{name} has compute capability {major}.{minor}; there are kernels for 9.0 (H100, H200) and 10.0 (B200), use --backend cpu"
+    )]
+    Architecture {
+        /// Product name.
+        name: String,
+        /// Compute capability.
+        major: u32,
+        /// Compute capability.
+        minor: u32,
+    },
+    /// The cache is too small.
+    #[error(
+        "a cache of {have_gib:.2} GiB is too small: the windows of all sequences and one block take {need_gib:.2} GiB; raise --kv-cache-memory-bytes or lower --max-num-seqs"
+    )]
+    Cache {
+        /// GiB that it has.
+        have_gib: f64,
+        /// GiB that it needs.
+        need_gib: f64,
+    },
     /// It does not fit.
-    #[error("{what} need {need_gib:.1} GiB and GPU {gpu} has {have_gib:.1} GiB; {hint}")]
+    #[error("{what} need {need_gib:.1} GiB and GPU {gpu} has {have_gib:.1} GiB for them; {hint}")]
     Memory {
         /// What does not fit.
         what: &'static str,
@@ -78,8 +102,8 @@ pub enum OpenError {
 
 /// What the thread of a GPU is asked to do, in order.
 pub(crate) enum Command {
-    /// Apply these changes of the tables, compute, sample.
-    Step(Box<Step>, Vec<[u32; 2]>),
+    /// Compute and sample.
+    Step(Box<Step>),
     /// Copy units.
     Copy(Vec<BlockCopy>),
     /// Hand over the bytes of a unit.
@@ -90,7 +114,7 @@ pub(crate) enum Command {
     Time(bool),
 }
 
-/// What it answers, in the same order; copies have no answer but an error.
+/// What it answers, in the same order.
 pub(crate) enum Answer {
     /// A step.
     Step(StepResult),
@@ -109,7 +133,8 @@ pub struct CudaBackend {
     fingerprint: [u8; 32],
     summary: String,
     tables: SeatTables,
-    changes: pools::Changes,
+    /// Steps that were answered while something else was asked for.
+    early: VecDeque<StepResult>,
     commands: Option<Sender<Command>>,
     answers: Receiver<Result<Answer, DriverError>>,
     thread: Option<JoinHandle<()>>,
@@ -156,7 +181,7 @@ impl CudaBackend {
         let Opened { limits, layout, fingerprint, summary } = opening.recv().map_err(|_| OpenError::Thread)??;
         Ok(CudaBackend {
             tables: SeatTables::new(&layout, limits.seats),
-            changes: pools::Changes::new(&layout, limits.seats, limits.context),
+            early: VecDeque::new(),
             limits,
             layout,
             fingerprint,
@@ -176,10 +201,10 @@ impl CudaBackend {
     /// they are on, steps take longer.
     pub fn time_operators(&mut self, on: bool) -> Result<Vec<OperatorTime>, BackendError> {
         self.send(Command::Time(on))?;
-        Ok(match self.answer()? {
-            Answer::Times(times) => times,
-            _ => Vec::new(),
-        })
+        match self.other()? {
+            Answer::Times(times) => Ok(times),
+            _ => Err(unexpected()),
+        }
     }
 
     fn send(&self, command: Command) -> Result<(), BackendError> {
@@ -187,10 +212,31 @@ impl CudaBackend {
         self.commands.as_ref().ok_or_else(gone)?.send(command).map_err(|_| gone())
     }
 
+    /// The next answer that is not a step's; steps before it are kept for `collect`.
+    fn other(&mut self) -> Result<Answer, BackendError> {
+        loop {
+            match self.answer()? {
+                Answer::Step(result) => self.early.push_back(result),
+                answer => return Ok(answer),
+            }
+        }
+    }
+
+    fn done(&mut self) -> Result<(), BackendError> {
+        match self.other()? {
+            Answer::Done => Ok(()),
+            _ => Err(unexpected()),
+        }
+    }
+
     fn answer(&self) -> Result<Answer, BackendError> {
         let gone = |_| BackendError::Fatal("the thread of the GPU ended".into());
         self.answers.recv().map_err(gone)?.map_err(|error| BackendError::Fatal(error.to_string()))
     }
+}
+
+fn unexpected() -> BackendError {
+    BackendError::Fatal("the thread of the GPU answered something else than it was asked".into())
 }
 
 impl Drop for CudaBackend {
@@ -217,34 +263,41 @@ impl Backend for CudaBackend {
     }
 
     fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {
-        let changes = self.changes.of(step, &self.layout, &self.tables);
         step_check::apply(step, &self.layout, &self.limits, &mut self.tables)?;
-        self.send(Command::Step(Box::new(step.clone()), changes))?;
+        self.send(Command::Step(Box::new(step.clone())))?;
         Ok(Ticket(step.number))
     }
 
     fn collect(&mut self, ticket: Ticket) -> Result<StepResult, BackendError> {
-        match self.answer()? {
-            Answer::Step(result) if result.number == ticket.0 => Ok(result),
+        let result = match self.early.pop_front() {
+            Some(result) => result,
+            None => match self.answer()? {
+                Answer::Step(result) => result,
+                _ => return Err(unexpected()),
+            },
+        };
+        match result {
+            result if result.number == ticket.0 => Ok(result),
             _ => Err(BackendError::BadStep { step: ticket.0, what: "it was not submitted, or out of order".into() }),
         }
     }
 
     fn copy(&mut self, copies: &[BlockCopy]) -> Result<(), BackendError> {
         self.send(Command::Copy(copies.to_vec()))?;
-        self.answer().map(drop)
+        self.done()
     }
 
     fn read_unit(&mut self, bucket: u8, block: BlockId, out: &mut [u8]) -> Result<(), BackendError> {
         self.send(Command::Read(bucket, block))?;
-        if let Answer::Bytes(bytes) = self.answer()? {
-            out.copy_from_slice(&bytes);
+        match self.other()? {
+            Answer::Bytes(bytes) => out.copy_from_slice(&bytes),
+            _ => return Err(unexpected()),
         }
         Ok(())
     }
 
     fn write_unit(&mut self, bucket: u8, block: BlockId, bytes: &[u8]) -> Result<(), BackendError> {
         self.send(Command::Write(bucket, block, bytes.to_vec()))?;
-        self.answer().map(drop)
+        self.done()
     }
 }

@@ -3,6 +3,8 @@
 //! Assumes that pieces of rows are listed, launched and fetched one after the other. A row whose logits are not finite, or
 //! for which every token is forbidden, fails its sequence alone.
 
+use std::borrow::Cow;
+
 use longwave_engine::constraint::allows;
 use longwave_engine::counts::Counts;
 use longwave_engine::step::{ReturnLogits, SeqResult, SeqStep, Step, Token, TokenLogprobs};
@@ -177,9 +179,11 @@ impl Choices {
         let counts = match how.has_penalties() {
             false => (0, 0),
             true => {
-                let mut seen = self.counts[seq.seat.0 as usize].clone();
-                let accepted = &tokens[tokens.len() - drafts..][..i];
-                seen.add(accepted, position - i as u32, how.answer_from);
+                let mut seen = Cow::Borrowed(&self.counts[seq.seat.0 as usize]);
+                if i > 0 {
+                    let accepted = &tokens[tokens.len() - drafts..][..i];
+                    seen.to_mut().add(accepted, position - i as u32, how.answer_from);
+                }
                 list(&mut seen.iter().flat_map(|(token, times)| [token, times]), 2)
             }
         };

@@ -9,6 +9,7 @@ pub mod batch;
 pub mod choices;
 pub mod cubins;
 pub mod driver;
+pub mod fit;
 pub mod forward;
 pub mod lists;
 pub mod loader;

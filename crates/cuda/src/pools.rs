@@ -44,9 +44,17 @@ fn local_page_bytes(layout: &CacheLayout) -> u32 {
     WINDOW_BLOCK * layout.formats.main.row_bytes()
 }
 
+/// Words of all block tables of `seats` seats.
+pub fn table_words(layout: &CacheLayout, seats: u32, context: u32) -> u64 {
+    let blocks = |tokens: u32| u64::from(context.div_ceil(tokens));
+    let groups = layout.groups.iter().map(|g| g.block_tokens);
+    let longest = groups.clone().map(blocks).max().unwrap_or(0);
+    u64::from(seats) * groups.chain([WINDOW_BLOCK]).map(blocks).sum::<u64>() + longest
+}
+
 /// Bytes of the arena that pools and tables take.
 pub fn bytes(layout: &CacheLayout, sizes: &PoolSizes) -> u64 {
-    let tables = 4 * u64::from(Places::new(layout, sizes.seats, sizes.context).len);
+    let tables = 4 * table_words(layout, sizes.seats, sizes.context);
     let local = u64::from(local_pages(sizes)) * u64::from(local_page_bytes(layout));
     layout.bytes(sizes.units) + tables + local + 5 * 256
 }
@@ -126,7 +134,7 @@ impl Pools {
     ) -> Result<Pools, DriverError> {
         let mut pool = |b: usize| arena.slice(sizes.units[b] as usize * layout.buckets[b].unit_bytes() as usize);
         let data = [pool(0)?, pool(1)?, pool(2)?];
-        let local = arena.slice((local_pages(sizes) * local_page_bytes(&layout)) as usize)?;
+        let local = arena.slice(local_pages(sizes) as usize * local_page_bytes(&layout) as usize)?;
         let places = Places::new(&layout, sizes.seats, sizes.context);
         let tables: DeviceSlice<u32> = arena.slice(places.len as usize)?;
         tables.fill(stream, 0xff)?;
@@ -262,6 +270,7 @@ mod tests {
         assert_eq!(places.hidden, next + seats * places.local.1);
         // The largest index of an entry: one per four positions.
         assert!(places.len - places.hidden >= context / 4);
+        assert_eq!(u64::from(places.len), table_words(&layout, seats, context));
     }
 
     #[test]

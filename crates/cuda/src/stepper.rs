@@ -16,6 +16,7 @@ use crate::forward::{self, Model};
 use crate::lists::Lists;
 use crate::ops::attend::Job;
 use crate::ops::{BatchRow, UNMAPPED};
+use crate::pools::Changes;
 use crate::scratch::StepSizes;
 
 /// Table changes that are written at once.
@@ -34,8 +35,9 @@ pub struct Stepper {
     seen: HashSet<usize>,
     /// Token sampled last at each seat.
     last: Vec<Token>,
-    /// Tables as the engine has them.
+    /// Tables as the GPU has them, and how changes of them are told.
     tables: SeatTables,
+    table_changes: Changes,
 }
 
 impl Stepper {
@@ -45,7 +47,7 @@ impl Stepper {
         arena: &mut Arena,
         layers: usize,
         vocab: usize,
-        tables: SeatTables,
+        (tables, table_changes): (SeatTables, Changes),
         sizes: StepSizes,
     ) -> Result<Stepper, DriverError> {
         let t = sizes.tokens;
@@ -60,20 +62,17 @@ impl Stepper {
             choices: Choices::new(context, arena, sizes.heads, vocab, sizes.seats)?,
             last: vec![0; sizes.seats],
             tables,
+            table_changes,
         })
     }
 
     /// Computes a step.
-    pub fn step(
-        &mut self,
-        stream: &Stream,
-        model: &Model,
-        step: &Step,
-        changes: &[[u32; 2]],
-    ) -> Result<StepResult, DriverError> {
+    pub fn step(&mut self, stream: &Stream, model: &Model, step: &Step) -> Result<StepResult, DriverError> {
+        // These tables are what the GPU has: steps that were refused never came here.
+        let mut changes = self.table_changes.of(step, model.pools.layout(), &self.tables);
         for seq in &step.seqs {
-            // The checked twin of these tables took the same changes.
-            let _ = self.tables.apply(step, seq);
+            let applied = self.tables.apply(step, seq);
+            debug_assert_eq!(applied, Ok(()), "the step was checked");
         }
         let layout = model.pools.layout();
         let (window, _) = layout.find(CacheKind::Window, 0).expect("every layer has a window");
@@ -84,7 +83,6 @@ impl Stepper {
             windows.iter().all(|&g| self.tables.table(seq.seat, g).get(position / block_tokens).is_some())
         };
         let batch = Batch::new(step, &self.last, mapped);
-        let mut changes = changes.to_vec();
         if batch.local {
             let parts = batch.sequences.iter().map(|s| (s.seat, s.start, s.start + s.rows));
             model.pools.give_local(parts, &mut changes);

@@ -1,19 +1,22 @@
 //! The thread that owns a GPU: memory is taken once, then commands run in the order in which they come.
 //!
-//! Assumes steps that were checked. A driver error is answered once; after it the context is of no use and every command
-//! fails the same way.
+//! Assumes steps that were checked. After an error nothing is known of what is on the GPU, so every later command fails with
+//! the same one.
 
 use std::sync::mpsc::{Receiver, Sender};
 
 use longwave_engine::step::Limits;
 use longwave_engine::tables::SeatTables;
-use longwave_model::{CacheFormats, CacheLayout, IndexFormat, MainFormat, ModelConfig, digest};
+use longwave_model::geometry::LOGICAL_BLOCK;
+use longwave_model::{CacheLayout, ModelConfig, digest};
 
 use crate::backend::{Answer, Command, CudaOptions, Load, OpenError};
+use crate::cubins;
 use crate::driver::{Arena, Context, DeviceSlice, DriverError, Gpu, Stream};
+use crate::fit;
 use crate::forward::Model;
 use crate::loader::{self, Loader};
-use crate::pools::{self, PoolSizes, Pools};
+use crate::pools::{self, Changes, PoolSizes, Pools};
 use crate::scratch::{self, Scratch, StepSizes};
 use crate::source::{Dummy, Source};
 use crate::stepper::Stepper;
@@ -22,8 +25,8 @@ use crate::weights::Weights;
 
 /// Bytes of the GPU that are left to the driver: modules, graphs, stacks.
 const RESERVE_BYTES: u64 = 1 << 30;
-/// Rows whose logits are computed at once.
-const HEADS: usize = 64;
+/// Rows whose logits are computed at once, at least and at most: a decode step of all seats where that fits.
+const HEADS: (usize, usize) = (64, 256);
 
 /// What the rest of a backend needs to know of an opened GPU.
 pub(crate) struct Opened {
@@ -35,9 +38,10 @@ pub(crate) struct Opened {
 
 /// A GPU with a model.
 pub(crate) struct Worker {
-    stream: Stream,
-    model: Model,
+    // In the order in which they go: graphs before the code that they run.
     stepper: Stepper,
+    model: Model,
+    stream: Stream,
     context: Context,
 }
 
@@ -52,37 +56,41 @@ impl Worker {
             Load::Checkpoint(checkpoint) => &checkpoint.config,
             Load::Dummy(config) => config,
         };
-        check(config, options.formats)?;
+        fit::check(config, &options, gpu)?;
         let layout = CacheLayout::new(config, options.formats);
         let context = options.context.min(config.max_position_embeddings);
-        let sizes = StepSizes { tokens: options.step_tokens as usize, seats: options.seats as usize, heads: HEADS };
+        let (tokens, seats) = (options.step_tokens as usize, options.seats as usize);
+        let sizes = StepSizes { tokens, seats, heads: seats.clamp(HEADS.0, HEADS.1) };
 
         let device = Context::open(gpu)?;
         let stream = Stream::new(&device)?;
         let mut counting = Arena::counting(&device);
-        buffers(&device, &mut counting, config, &layout, sizes)?;
+        buffers(&device, &mut counting, config, &layout, context, sizes)?;
         let (weights_bytes, scratch_bytes) = (loader::bytes(config), counting.used_bytes());
+        let free = device.free_bytes()?;
         let memory = |what, need: u64, hint| OpenError::Memory {
             what,
             need_gib: need as f64 / (1u64 << 30) as f64,
-            have_gib: gpu.memory_bytes as f64 / (1u64 << 30) as f64,
+            have_gib: room_of(free) as f64 / (1u64 << 30) as f64,
             gpu: gpu.index,
             hint,
         };
-        let room = gpu.memory_bytes.saturating_sub(RESERVE_BYTES);
+        let room = room_of(free);
         let pool_sizes = |units| PoolSizes { units, seats: options.seats, context, step_tokens: options.step_tokens };
         let taken = weights_bytes + scratch_bytes + pools::bytes(&layout, &pool_sizes([0; 3]));
         if taken > room {
-            let hint =
-                "use more GPUs, fewer layers of random weights, a smaller --max-num-batched-tokens or --max-model-len";
+            let hint = "lower --max-num-batched-tokens, --max-num-seqs or --max-model-len, or use --backend cpu";
             return Err(memory("weights, scratch and block tables", taken, hint));
         }
-        let cache_bytes = options.cache_bytes.unwrap_or(room - taken);
         let sliding = 2 * layout.bytes(layout.sliding_units(0)) * u64::from(options.seats);
-        let least = sliding + layout.bytes(layout.long_lived_units());
-        if cache_bytes < least {
-            let hint = "lower --max-num-seqs or raise --kv-cache-memory-bytes";
-            return Err(memory("the windows of all sequences and one block", taken + least, hint));
+        let block = layout.bytes(layout.long_lived_units());
+        // More than all sequences at their longest is of no use.
+        let blocks = u64::from(context.div_ceil(LOGICAL_BLOCK)) * u64::from(options.seats);
+        let useful = sliding.saturating_add(block.saturating_mul(blocks));
+        let cache_bytes = options.cache_bytes.unwrap_or_else(|| useful.min(room - taken));
+        if cache_bytes < sliding + block {
+            let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+            return Err(OpenError::Cache { have_gib: gib(cache_bytes), need_gib: gib(sliding + block) });
         }
         if taken + cache_bytes > room {
             let hint = "lower --kv-cache-memory-bytes, or leave it out";
@@ -100,7 +108,7 @@ impl Worker {
         let mut loader = Loader { source: &source, stream: &stream, arena: &mut arena, progress };
         let weights = Weights::load(&mut loader, config)?;
         let pools = Pools::new(&mut arena, &stream, layout.clone(), &pool_sizes(units))?;
-        let (scratch, frequencies, stepper) = buffers(&device, &mut arena, config, &layout, sizes)?;
+        let (scratch, frequencies, stepper) = buffers(&device, &mut arena, config, &layout, context, sizes)?;
         let model = Model::new(&device, &stream, config.clone(), weights, pools, scratch, frequencies)?;
         stream.synchronize()?;
 
@@ -123,16 +131,16 @@ impl Worker {
             gib(pool_bytes)
         );
         let fingerprint = fingerprint(load, gpu, options);
-        Ok((Worker { stream, model, stepper, context: device }, Opened { limits, layout, fingerprint, summary }))
+        Ok((Worker { stepper, model, stream, context: device }, Opened { limits, layout, fingerprint, summary }))
     }
 
     /// Runs commands until nobody sends any more.
     pub fn run(mut self, commands: &Receiver<Command>, answers: &Sender<Result<Answer, DriverError>>) {
+        let mut dead: Option<DriverError> = None;
         for command in commands {
             let answer = match command {
-                Command::Step(step, changes) => {
-                    self.stepper.step(&self.stream, &self.model, &step, &changes).map(Answer::Step)
-                }
+                _ if dead.is_some() => Err(dead.clone().expect("there is an error")),
+                Command::Step(step) => self.stepper.step(&self.stream, &self.model, &step).map(Answer::Step),
                 Command::Time(on) => {
                     let timers = on.then(|| Timers::new(&self.context));
                     let before = std::mem::replace(&mut self.model.timers, timers);
@@ -146,6 +154,7 @@ impl Worker {
                     self.model.pools.write(&self.stream, bucket, block, &bytes).map(|()| Answer::Done)
                 }
             };
+            dead = dead.or_else(|| answer.as_ref().err().cloned());
             if answers.send(answer).is_err() {
                 return;
             }
@@ -159,16 +168,23 @@ fn buffers(
     arena: &mut Arena,
     config: &ModelConfig,
     layout: &CacheLayout,
+    context: u32,
     sizes: StepSizes,
 ) -> Result<(Scratch, [DeviceSlice<f32>; 2], Stepper), DriverError> {
     let scratch = scratch::take(arena, config, sizes)?;
     let frequencies = [arena.slice(32)?, arena.slice(32)?];
     let tables = SeatTables::new(layout, sizes.seats as u32);
+    let tables = (tables, Changes::new(layout, sizes.seats as u32, context));
     let stepper = Stepper::new(device, arena, config.num_hidden_layers, config.vocab_size, tables, sizes)?;
     Ok((scratch, frequencies, stepper))
 }
 
-/// Changed whenever a kernel computes rows with other bits than before.
+/// Bytes of free memory that may be taken.
+fn room_of(free: u64) -> u64 {
+    free.saturating_sub(RESERVE_BYTES)
+}
+
+/// Changed whenever other bits come of the same kernels: another order of launches, other sizes of groups.
 const ROWS: &str = "cuda rows 1";
 
 /// Equal only if equal steps give equal cache bytes.
@@ -181,30 +197,9 @@ fn fingerprint(load: &Load, gpu: &Gpu, options: CudaOptions) -> [u8; 32] {
     };
     hash.update(format!("{ROWS} sm_{}{} {config:?} {formats:?}", gpu.major, gpu.minor).as_bytes());
     hash.update(&digest);
+    let own = |cubin: &&cubins::Cubin| cubin.arch.trim_end_matches(['a', 'f']) == format!("{}{}", gpu.major, gpu.minor);
+    for cubin in cubins::CUBINS.iter().filter(own) {
+        hash.update(cubin.bytes);
+    }
     *hash.finalize().as_bytes()
-}
-
-/// Refuses shapes and formats that the kernels do not have.
-fn check(config: &ModelConfig, formats: CacheFormats) -> Result<(), OpenError> {
-    let model = |what: String| Err(OpenError::Model(what));
-    if config.head_dim != 512 || config.qk_rope_head_dim != 64 || config.index_head_dim != 128 || config.hc_mult != 4 {
-        return model("heads must be 512 wide with 64 rotary channels, index heads 128, and streams 4".into());
-    }
-    for (name, width) in [
-        ("hidden_size", config.hidden_size),
-        ("q_lora_rank", config.q_lora_rank),
-        ("moe_intermediate_size", config.moe_intermediate_size),
-        ("o_lora_rank", config.o_lora_rank),
-    ] {
-        if !width.is_multiple_of(128) {
-            return model(format!("{name} is {width}, not a multiple of 128"));
-        }
-    }
-    if !config.hidden_size.is_multiple_of(256) {
-        return model(format!("hidden_size is {}, not a multiple of 256", config.hidden_size));
-    }
-    if formats.main == MainFormat::F32 || formats.index == IndexFormat::F32 {
-        return model("f32 caches are for the CPU alone".into());
-    }
-    Ok(())
 }

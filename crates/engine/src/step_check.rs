@@ -54,6 +54,17 @@ fn check(step: &Step, seq: &SeqStep, layout: &CacheLayout, limits: &Limits, tabl
         let most = limits.drafts;
         return Err(format!("seat {} wants {} drafts, the limit is {most}", seq.seat.0, seq.want_drafts));
     }
+    if let Some(how) = &seq.sample {
+        let most = limits.vocab as usize;
+        let bias = how.bias.iter().map(|&(token, _)| token).collect::<std::collections::BTreeSet<_>>();
+        let known = |mut tokens: std::slice::Iter<u32>| tokens.all(|&token| token < limits.vocab);
+        if bias.len() != how.bias.len() || bias.iter().any(|&token| token >= limits.vocab) {
+            return Err(format!("seat {}: {} biases with a token twice or out of range", seq.seat.0, how.bias.len()));
+        }
+        if how.forbidden.len() > most || !known(how.forbidden.iter()) {
+            return Err(format!("seat {}: {} forbidden tokens, or one out of range", seq.seat.0, how.forbidden.len()));
+        }
+    }
     let masks = (1 + seq.drafts as usize) * mask_words(limits.vocab);
     let range = seq.masks.start as usize..seq.masks.end as usize;
     if !seq.masks.is_empty() && (seq.masks.len() != masks || step.masks.get(range).is_none()) {
@@ -106,4 +117,63 @@ fn check_blocks(
         exists(block.ok_or_else(|| format!("seat {seat}: block {index} of {:?} is not mapped", spec.kind))?)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::step::{Sampling, Seat, TableWrite};
+    use crate::testing::tiny_layout;
+
+    /// A first step of three tokens with all its blocks, changed by `spoil`; the refusal.
+    fn refused(spoil: impl FnOnce(&mut Step)) -> Option<String> {
+        let layout = tiny_layout();
+        let limits =
+            Limits { seats: 2, step_tokens: 8, context: 1024, units: [64; 3], drafts: 0, in_flight: 1, vocab: 100 };
+        let writes: Vec<TableWrite> = (0..)
+            .zip(&layout.groups)
+            .map(|(group, _)| TableWrite { group, index: 0, block: BlockId(u32::from(group)) })
+            .collect();
+        let seq = SeqStep {
+            seat: Seat(0),
+            fresh: true,
+            start: 0,
+            tokens: 0..3,
+            drafts: 0,
+            writes: 0..writes.len() as u32,
+            history: None,
+            sample: Some(Sampling::default()),
+            masks: 0..0,
+            want_drafts: 0,
+            logits: ReturnLogits::No,
+            replay: None,
+        };
+        let mut step = Step { number: 1, seqs: vec![seq], tokens: vec![1, 2, 3], writes, ..Step::default() };
+        spoil(&mut step);
+        match apply(&step, &layout, &limits, &mut SeatTables::new(&layout, 2)) {
+            Err(BackendError::BadStep { what, .. }) => Some(what),
+            other => other.err().map(|error| error.to_string()),
+        }
+    }
+
+    #[test]
+    fn what_a_kernel_could_not_bear_is_refused_by_name() {
+        let how = |step: &mut Step, change: &dyn Fn(&mut Sampling)| {
+            change(step.seqs[0].sample.as_mut().unwrap_or(&mut Sampling::default()));
+        };
+        assert_eq!(refused(|_| ()), None);
+        assert_eq!(refused(|s| how(s, &|h| h.bias = vec![(5, 1.0), (99, 1.0)])), None);
+        for (change, why) in [
+            (&(|h: &mut Sampling| h.bias = vec![(5, 1.0), (5, 2.0)]) as &dyn Fn(&mut Sampling), "a token twice"),
+            (&|h: &mut Sampling| h.bias = vec![(100, 1.0)], "out of range"),
+            (&|h: &mut Sampling| h.forbidden = vec![100], "forbidden"),
+            (&|h: &mut Sampling| h.forbidden = vec![1; 101], "forbidden"),
+        ] {
+            let refusal = refused(|s| how(s, change)).unwrap_or_default();
+            assert!(refusal.contains(why), "{refusal:?} does not say {why:?}");
+        }
+        assert!(refused(|s| s.tokens[0] = 100).is_some_and(|why| why.contains("vocabulary size")));
+        assert!(refused(|s| s.seqs[0].writes = 0..0).is_some_and(|why| why.contains("not mapped")));
+        assert!(refused(|s| s.seqs.push(s.seqs[0].clone())).is_some_and(|why| why.contains("there twice")));
+    }
 }

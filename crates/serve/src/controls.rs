@@ -227,7 +227,14 @@ impl Fields<'_> {
             let bias = value.as_f64().map(|bias| bias as f32).filter(|bias| (-100.0..=100.0).contains(bias))?;
             Some((token, bias))
         };
-        entries.iter().map(|pair| entry(pair).ok_or_else(bad)).collect()
+        let list: Vec<(u32, f32)> = entries.iter().map(|pair| entry(pair).ok_or_else(bad)).collect::<Result<_, _>>()?;
+        // "5" and "05" are two keys and one token.
+        let mut tokens: Vec<u32> = list.iter().map(|&(token, _)| token).collect();
+        tokens.sort_unstable();
+        match tokens.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(ApiError::field("logit_bias", format!("token {} is there twice", pair[0]))),
+            None => Ok(list),
+        }
     }
 
     fn token_list(&self, name: &str, vocab: u32) -> Result<Vec<u32>, ApiError> {

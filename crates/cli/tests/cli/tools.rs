@@ -53,7 +53,8 @@ fn the_doctor_describes_this_machine() {
     let json = printed_json(&["doctor", "--json"]);
     assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
     assert!(json["cpu"]["cores"].as_u64().unwrap() >= 1 && json["cpu"]["simd"].is_string());
-    assert!(json["nvidia"]["gpus"].is_array() && json["kernels"].as_array().unwrap().is_empty());
+    // Whether there are kernels depends on where it was built.
+    assert!(json["nvidia"]["gpus"].is_array() && json["kernels"].is_array());
     let files: Vec<&str> = json["libraries"].as_array().unwrap().iter().map(|l| l["file"].as_str().unwrap()).collect();
     assert_eq!(files, ["libnccl.so.2", "libnixl_capi.so", "nvcc"]);
     let text = printed(&["doctor"]);

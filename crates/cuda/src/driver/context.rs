@@ -137,6 +137,14 @@ impl Context {
         &self.inner.gpu
     }
 
+    /// Bytes of its memory that nobody has taken.
+    pub fn free_bytes(&self) -> Result<u64, DriverError> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the context is current on this thread; writes two sizes.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) }, || "free memory".into())?;
+        Ok(free as u64)
+    }
+
     /// Waits for everything on the GPU.
     pub fn synchronize(&self) -> Result<(), DriverError> {
         // SAFETY: the context is current on this thread.

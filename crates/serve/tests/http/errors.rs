@@ -51,6 +51,7 @@ async fn bad_fields_are_named() {
         ("stream_options", json!({"include_usage": true}), "stream"),
         ("logit_bias", json!({"x": 1}), "token ids"),
         ("logit_bias", json!({"999999": 1}), "token ids"),
+        ("logit_bias", json!({"5": 1, "05": 1}), "twice"),
         ("top_logprobs", json!(3), "logprobs"),
         ("top_logprobs", json!(50), "20"),
         ("stop", json!(7), "string"),

@@ -1,0 +1,118 @@
+//! Whether a GPU can run a model, seen before anything is loaded: kernels, shapes, formats, sizes.
+//!
+//! The bounds are those that operators assert. Assumes a configuration that `ModelConfig` accepted. What does not fit is an
+//! error that says what to do instead.
+
+use longwave_model::config::ExpertDtype;
+use longwave_model::{CacheLayout, IndexFormat, MainFormat, ModelConfig};
+
+use crate::backend::{CudaOptions, OpenError};
+use crate::driver::{Gpu, probe};
+use crate::{cubins, loader, pools};
+
+/// Largest dimension of a grid that counts tokens.
+const MOST_TOKENS: u32 = 65_535;
+
+/// Refuses what the GPU that `options` names cannot run, weights that are larger than its memory included.
+pub fn fits(config: &ModelConfig, options: &CudaOptions) -> Result<(), OpenError> {
+    let gpus = probe()?;
+    if cubins::CUBINS.is_empty() {
+        return Err(OpenError::NoKernels);
+    }
+    let count = gpus.len();
+    let none = OpenError::NoSuchGpu { index: options.gpu, count };
+    let gpu = gpus.into_iter().nth(options.gpu as usize).ok_or(none)?;
+    check(config, options, &gpu)?;
+    let (need, have) = (loader::bytes(config), gpu.memory_bytes);
+    match need <= have {
+        true => Ok(()),
+        false => Err(OpenError::Memory {
+            what: "the weights",
+            need_gib: need as f64 / (1u64 << 30) as f64,
+            have_gib: have as f64 / (1u64 << 30) as f64,
+            gpu: gpu.index,
+            hint: "use --backend cpu; several GPUs for one model come later",
+        }),
+    }
+}
+
+/// Refuses GPUs, shapes, formats and sizes that the kernels do not have.
+pub(crate) fn check(config: &ModelConfig, options: &CudaOptions, gpu: &Gpu) -> Result<(), OpenError> {
+    if cubins::find("attend", gpu.major, gpu.minor).is_none() {
+        let (name, major, minor) = (gpu.name.clone(), gpu.major, gpu.minor);
+        return Err(OpenError::Architecture { name, major, minor });
+    }
+    shapes(config, options).map_err(OpenError::Model)
+}
+
+fn shapes(config: &ModelConfig, options: &CudaOptions) -> Result<(), String> {
+    if config.expert_dtype != ExpertDtype::Fp4 {
+        return Err("its experts are fp8, as in the Base checkpoints; use the released one, or --backend cpu".into());
+    }
+    for (name, value, most) in [
+        ("index_n_heads", config.index_n_heads, 64),
+        ("index_topk", config.index_topk, 1024),
+        ("n_routed_experts", config.n_routed_experts, 512),
+        ("num_experts_per_tok", config.num_experts_per_tok, 32),
+        ("q_lora_rank", config.q_lora_rank, 2048),
+        ("hidden_size", config.hidden_size, 8192),
+        ("moe_intermediate_size", config.moe_intermediate_size, 8192),
+    ] {
+        if value > most {
+            return Err(format!("{name} is {value}, the kernels take {most} at most; use --backend cpu"));
+        }
+    }
+    for (name, value, of) in [
+        ("hidden_size", config.hidden_size, 256),
+        ("q_lora_rank", config.q_lora_rank, 128),
+        ("moe_intermediate_size", config.moe_intermediate_size, 128),
+        ("o_lora_rank", config.o_lora_rank, 128),
+    ] {
+        if !value.is_multiple_of(of) {
+            return Err(format!("{name} is {value}, not a multiple of {of}; use --backend cpu"));
+        }
+    }
+    if options.formats.main == MainFormat::F32 || options.formats.index == IndexFormat::F32 {
+        return Err("caches of f32 are for the CPU alone".into());
+    }
+    if options.step_tokens > MOST_TOKENS {
+        return Err(format!("a step takes {MOST_TOKENS} tokens at most; lower --max-num-batched-tokens"));
+    }
+    let layout = CacheLayout::new(config, options.formats);
+    let context = options.context.min(config.max_position_embeddings);
+    if pools::table_words(&layout, options.seats, context) > u64::from(u32::MAX) {
+        return Err(
+            "its block tables would have more than 2^32 entries; lower --max-num-seqs or --max-model-len".into()
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use longwave_model::{CacheFormats, presets};
+
+    fn options() -> CudaOptions {
+        let formats = CacheFormats { main: MainFormat::Fp8, index: IndexFormat::Fp4 };
+        CudaOptions { gpu: 0, seats: 256, step_tokens: 8192, context: 1 << 20, cache_bytes: None, formats }
+    }
+
+    #[test]
+    fn released_models_fit_the_kernels_and_what_does_not_is_named() {
+        for config in [presets::flash(), presets::pro(), presets::flash_0731(), presets::pro_0813()] {
+            assert_eq!(shapes(&config, &options()), Ok(()));
+        }
+        let refused = |change: &dyn Fn(&mut ModelConfig, &mut CudaOptions)| {
+            let (mut config, mut options) = (presets::flash(), options());
+            change(&mut config, &mut options);
+            shapes(&config, &options).unwrap_err()
+        };
+        assert!(refused(&|config, _| config.index_topk = 2048).contains("index_topk is 2048"));
+        assert!(refused(&|config, _| config.hidden_size = 4224).contains("multiple of 256"));
+        assert!(refused(&|config, _| config.expert_dtype = ExpertDtype::Fp8).contains("Base"));
+        assert!(refused(&|_, options| options.step_tokens = 65_536).contains("--max-num-batched-tokens"));
+        assert!(refused(&|_, options| options.seats = 8192).contains("--max-num-seqs"));
+        assert!(refused(&|_, options| options.formats.main = MainFormat::F32).contains("CPU"));
+    }
+}
