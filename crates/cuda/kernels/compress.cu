@@ -221,20 +221,34 @@ __device__ __forceinline__ void compress128(const float* __restrict__ products, 
             }
         }
     };
-    for (unsigned p = from; p < to; p++) {
-        if (p == committed) {
-            store();
+    // Loads of eight rows are under way at once.
+    for (unsigned first = from; first < to; first += 8) {
+        float values[8], scores[8];
+#pragma unroll
+        for (unsigned i = 0; i < 8; i++) {
+            const unsigned p = min(first + i, to - 1);
+            const float* row = products + size_t(start_row + p - start) * 1024;
+            values[i] = __ldg(row + c);
+            scores[i] = __ldg(row + 512 + c) + __ldg(ape + p % 128 * 512 + c);
         }
-        const float* row = products + size_t(start_row + p - start) * 1024;
-        const float value = __ldg(row + c), score = __ldg(row + 512 + c) + __ldg(ape + p % 128 * 512 + c);
-        if (p >= committed && page) {
-            if (p % 128 == 0 && c == 0) {
-                *reinterpret_cast<unsigned*>(page) = 0;
+#pragma unroll
+        for (unsigned i = 0; i < 8; i++) {
+            const unsigned p = first + i;
+            if (p >= to) {
+                break;
             }
-            pending[p % DRAFTS * 1024 + c] = value;
-            pending[p % DRAFTS * 1024 + 512 + c] = score;
+            if (p == committed) {
+                store();
+            }
+            if (p >= committed && page) {
+                if (p % 128 == 0 && c == 0) {
+                    *reinterpret_cast<unsigned*>(page) = 0;
+                }
+                pending[p % DRAFTS * 1024 + c] = values[i];
+                pending[p % DRAFTS * 1024 + 512 + c] = scores[i];
+            }
+            fold(values[i], scores[i]);
         }
-        fold(value, score);
     }
     if (to == committed) {
         store();

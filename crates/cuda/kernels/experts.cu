@@ -8,32 +8,16 @@
 #include "common/bf16.cuh"
 #include "common/fp8.cuh"
 #include "common/pages.cuh"
+#include "common/rows.cuh"
 
 namespace {
-
-// e^x for x at most 88, 0 below -87.3: the operations of the CPU backend, one by one.
-__device__ __forceinline__ float exp_exact(float given) {
-    const float x = given > -87.3f ? given : -87.3f;
-    const float n = rintf(__fmul_rn(x, 1.44269504088896340736f));
-    float r = __fmaf_rn(n, -0.6933594f, x);
-    r = __fmaf_rn(n, 2.1219444e-4f, r);
-    float p = 1.f / 5040.f;
-    p = __fmaf_rn(p, r, 1.f / 720.f);
-    p = __fmaf_rn(p, r, 1.f / 120.f);
-    p = __fmaf_rn(p, r, 1.f / 24.f);
-    p = __fmaf_rn(p, r, 1.f / 6.f);
-    p = __fmaf_rn(p, r, 0.5f);
-    p = __fadd_rn(__fmaf_rn(p, __fmul_rn(r, r), r), 1.f);
-    p = __fmul_rn(p, __int_as_float((static_cast<int>(n) + 127) << 23));
-    return given > -87.3f ? p : 0.f;
-}
 
 __device__ __forceinline__ float activate(float gate, float up, float limit, float weight) {
     float g = longwave::round_bf16(gate), u = longwave::round_bf16(up);
     g = g < limit ? g : limit;
     u = u < limit ? u : limit;
     u = u > -limit ? u : -limit;
-    const float e = exp_exact(-(g > -80.f ? g : -80.f));
+    const float e = longwave::exp_of(-(g > -80.f ? g : -80.f));
     return longwave::round_bf16(__fmul_rn(__fmul_rn(__fdiv_rn(g, __fadd_rn(1.f, e)), u), weight));
 }
 

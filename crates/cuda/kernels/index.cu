@@ -8,7 +8,6 @@
 // 32 keys. Rows without a seat write nothing.
 #include <stdint.h>
 
-#include "common/bounds.cuh"
 #include "common/bf16.cuh"
 #include "common/fp8.cuh"
 #include "common/index.cuh"
@@ -27,8 +26,16 @@ typedef unsigned long long Ranked;
 enum class Format { Fp8, Fp4, Bf16 };
 
 constexpr unsigned THREADS = 256, TILES = 8;
-// Candidates that a block holds; they are cut to k when less than one round of THREADS fits.
+// Candidates that a block holds; they are cut to the k best when less than one round of THREADS fits.
 constexpr unsigned ROOM = 2048;
+// Blocks of index_scores that share a multiprocessor: sm_100 takes more registers for it.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr unsigned AT_ONCE = 1;
+#else
+constexpr unsigned AT_ONCE = 2;
+#endif
+// Threads of a block that merges, candidates of each, and most segments of a row.
+constexpr unsigned MERGERS = 1024, EACH = 24, SEGMENTS = 64;
 
 template <Format FORMAT>
 __device__ __forceinline__ void queries(const float* __restrict__ products, const float* __restrict__ gates,
@@ -72,11 +79,24 @@ __device__ __forceinline__ Ranked ranked(float score, unsigned entry) {
     return static_cast<Ranked>(bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u)) << 32 | ~entry;
 }
 
+// How many of all threads' values are counted, for every thread. Calls alternate between the two rows of `partial`.
+template <unsigned WARPS>
+__device__ __forceinline__ unsigned total_of(unsigned own, unsigned (&partial)[2][WARPS], unsigned turn) {
+    own = __reduce_add_sync(0xffffffffu, own);
+    if (threadIdx.x % 32 == 0) {
+        partial[turn & 1][threadIdx.x / 32] = own;
+    }
+    __syncthreads();
+    const unsigned lane = threadIdx.x % 32;
+    return __reduce_add_sync(0xffffffffu, lane < WARPS ? partial[turn & 1][lane] : 0);
+}
+
 // The best candidates so far of a block, in shared memory.
 struct Best {
     Ranked* list;
     unsigned* cursor;
     unsigned count, k;
+    // Candidates above it may still be among the k best.
     Ranked bar;
 
     __device__ __forceinline__ Best(Ranked* room, unsigned* at, unsigned most) : list(room), cursor(at), count(0), k(most), bar(0) {
@@ -86,9 +106,7 @@ struct Best {
         __syncthreads();
     }
 
-    // One candidate per thread, or 0. All threads call it.
-    __device__ __forceinline__ void offer(Ranked candidate) {
-        const bool takes = candidate > bar;
+    __device__ __forceinline__ void append(Ranked candidate, bool takes) {
         const unsigned lane = threadIdx.x % 32, takers = __ballot_sync(0xffffffffu, takes);
         unsigned at = 0;
         if (lane == 0 && takers) {
@@ -98,48 +116,53 @@ struct Best {
         if (takes) {
             list[at] = candidate;
         }
+    }
+
+    // One candidate per thread, or 0. All threads call it.
+    __device__ __forceinline__ void offer(Ranked candidate) {
+        const bool takes = candidate > bar;
+        append(candidate, takes);
         count += __syncthreads_count(takes);
         if (count > ROOM - THREADS) {
             cut();
         }
     }
 
-    // Keeps the k best, sorted.
+    // Keeps the k best of more than k: the largest bound that k candidates reach, bit by bit. No two are equal.
     __device__ __forceinline__ void cut() {
-        sort();
-        if (count >= k) {
-            count = k;
-            bar = list[k - 1];
+        __shared__ unsigned partial[2][THREADS / 32];
+        Ranked own[ROOM / THREADS];
+#pragma unroll
+        for (unsigned i = 0; i < ROOM / THREADS; i++) {
+            const unsigned at = i * THREADS + threadIdx.x;
+            own[i] = at < count ? list[at] : 0;
         }
         if (threadIdx.x == 0) {
-            *cursor = count;
+            *cursor = 0;
         }
-        __syncthreads();
-    }
-
-    // Sorts, the largest first.
-    __device__ __forceinline__ void sort() {
-        unsigned size = 2;
-        while (size < count) {
-            size *= 2;
-        }
-        for (unsigned i = count + threadIdx.x; i < size; i += THREADS) {
-            list[i] = 0;
-        }
-        __syncthreads();
-        for (unsigned run = 2; run <= size; run *= 2) {
-            for (unsigned step = run / 2; step > 0; step /= 2) {
-                for (unsigned i = threadIdx.x; i < size / 2; i += THREADS) {
-                    const unsigned low = 2 * i - (i & (step - 1)), high = low + step;
-                    const Ranked a = list[low], b = list[high];
-                    if ((a < b) == ((low & run) == 0)) {
-                        list[low] = b;
-                        list[high] = a;
-                    }
-                }
-                __syncthreads();
+        Ranked bound = 0;
+        for (int bit = 63; bit >= 0; bit--) {
+            const Ranked next = bound | Ranked(1) << bit;
+            unsigned reach = 0;
+#pragma unroll
+            for (unsigned i = 0; i < ROOM / THREADS; i++) {
+                reach += own[i] >= next;
+            }
+            reach = total_of<THREADS / 32>(reach, partial, bit);
+            if (reach >= k) {
+                bound = next;
+            }
+            if (reach == k) {
+                break;
             }
         }
+#pragma unroll
+        for (unsigned i = 0; i < ROOM / THREADS; i++) {
+            append(own[i], own[i] >= bound);
+        }
+        count = k;
+        bar = bound - 1;
+        __syncthreads();
     }
 };
 
@@ -298,7 +321,7 @@ QUERIES(index_queries_bf16, Format::Bf16)
 
 // Grid (segments, tokens), 256 threads. found [tokens, segments, k] ranked entries, counts [tokens, segments].
 #define SCORES(name, format)                                                                                              \
-    extern "C" __global__ void THREADS_OF_BLOCK(THREADS)                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE)                                                        \
         name(const uint16_t* q, const float* weights, const BatchRow* rows, uint8_t* key_pool, const unsigned* key_table, \
              unsigned long long key_bytes, unsigned key_len, unsigned key_shift, Ranked* found, unsigned* counts,         \
              unsigned heads, unsigned k) {                                                                                \
@@ -310,13 +333,12 @@ SCORES(index_scores_fp8, Format::Fp8)
 SCORES(index_scores_fp4, Format::Fp4)
 SCORES(index_scores_bf16, Format::Bf16)
 
-// Grid tokens, 256 threads. picks [tokens, k], ascending, and how many, picked [tokens].
-extern "C" __global__ void __launch_bounds__(THREADS)
+// Grid tokens, 1024 threads. picks [tokens, k], ascending, and how many, picked [tokens]. segments * k <= 24576.
+extern "C" __global__ void __launch_bounds__(MERGERS)
 index_merge(const BatchRow* __restrict__ rows, const Ranked* __restrict__ found, const unsigned* __restrict__ counts,
             unsigned* __restrict__ picks, unsigned* __restrict__ picked, unsigned segments, unsigned k) {
-    __shared__ Ranked list[ROOM];
-    __shared__ unsigned cursor;
-    const unsigned token = blockIdx.x, thread = threadIdx.x;
+    __shared__ unsigned count_of[SEGMENTS], partial[2][MERGERS / 32], chosen[2][MERGERS], cursor;
+    const unsigned token = blockIdx.x, thread = threadIdx.x, lane = thread % 32;
     const BatchRow row = rows[token];
     if (row.seat == longwave::UNMAPPED) {
         return;
@@ -325,29 +347,117 @@ index_merge(const BatchRow* __restrict__ rows, const Ranked* __restrict__ found,
     unsigned* const out = picks + size_t(token) * k;
     if (thread == 0) {
         picked[token] = min(visible, k);
+        cursor = 0;
     }
     if (visible <= k) {
-        for (unsigned i = thread; i < visible; i += THREADS) {
+        for (unsigned i = thread; i < visible; i += MERGERS) {
             out[i] = i;
         }
         return;
     }
-    Best best(list, &cursor, k);
-    for (unsigned s = 0; s < segments; s++) {
-        const size_t segment = size_t(token) * segments + s;
-        const unsigned count = __ldg(counts + segment);
-        for (unsigned i = thread; i - thread < count; i += THREADS) {
-            best.offer(i < count ? __ldg(found + segment * k + i) : 0);
-        }
-    }
-    best.cut();
-    // The lower half of what is ranked is the entry, inverted: the largest is the first entry.
-    for (unsigned i = thread; i < best.count; i += THREADS) {
-        list[i] = static_cast<uint32_t>(list[i]);
+    if (thread < segments) {
+        count_of[thread] = __ldg(counts + size_t(token) * segments + thread);
     }
     __syncthreads();
-    best.sort();
-    for (unsigned i = thread; i < best.count; i += THREADS) {
-        out[i] = ~static_cast<uint32_t>(list[i]);
+    const Ranked* const own = found + size_t(token) * segments * k + thread;
+    // The scores of this thread's candidates; 0 is none. Candidate i is thread + 1024 i of all places.
+    const unsigned total = segments * k, skip = MERGERS / k, rest = MERGERS % k;
+    unsigned scores[EACH], segment = thread / k, offset = thread % k;
+#pragma unroll
+    for (unsigned i = 0; i < EACH; i++) {
+        const unsigned at = i * MERGERS + thread;
+        scores[i] = at < total && offset < count_of[segment] ? static_cast<unsigned>(__ldg(own + i * MERGERS) >> 32) : 0;
+        segment += skip;
+        offset += rest;
+        if (offset >= k) {
+            offset -= k;
+            segment++;
+        }
+    }
+    // The largest bound that k scores reach, bit by bit.
+    unsigned bound = 0, reach = 0, at_bound = 0;
+    for (int bit = 31; bit >= 0; bit--) {
+        const unsigned next = bound | 1u << bit;
+        reach = 0;
+#pragma unroll
+        for (unsigned i = 0; i < EACH; i++) {
+            reach += scores[i] >= next;
+        }
+        reach = total_of<MERGERS / 32>(reach, partial, bit);
+        if (reach >= k) {
+            bound = next;
+            at_bound = reach;
+        }
+        if (reach == k) {
+            break;
+        }
+    }
+    // More reach it: of those whose score it is, the lowest entries (the largest of what is stored, their inverse).
+    unsigned low = 0;
+    if (at_bound != k) {
+        unsigned above = 0;
+#pragma unroll
+        for (unsigned i = 0; i < EACH; i++) {
+            above += scores[i] > bound;
+        }
+        const unsigned needed = k - total_of<MERGERS / 32>(above, partial, 1);
+        for (int bit = 31; bit >= 0; bit--) {
+            const unsigned next = low | 1u << bit;
+            reach = 0;
+#pragma unroll
+            for (unsigned i = 0; i < EACH; i++) {
+                if (scores[i] == bound) {
+                    reach += static_cast<unsigned>(__ldg(own + i * MERGERS)) >= next;
+                }
+            }
+            reach = total_of<MERGERS / 32>(reach, partial, bit + 1);
+            if (reach >= needed) {
+                low = next;
+            }
+            if (reach == needed) {
+                break;
+            }
+        }
+    }
+#pragma unroll
+    for (unsigned i = 0; i < EACH; i++) {
+        unsigned entry = 0;
+        bool takes = scores[i] >= bound;
+        if (takes) {
+            const unsigned stored = static_cast<unsigned>(__ldg(own + i * MERGERS));
+            takes = scores[i] > bound || stored >= low;
+            entry = ~stored;
+        }
+        const unsigned takers = __ballot_sync(0xffffffffu, takes);
+        unsigned at = 0;
+        if (takers) {
+            if (lane == 0) {
+                at = atomicAdd(&cursor, __popc(takers));
+            }
+            at = __shfl_sync(0xffffffffu, at, 0) + __popc(takers & ((1u << lane) - 1));
+        }
+        if (takes) {
+            chosen[0][at] = entry;
+        }
+    }
+    __syncthreads();
+    // Sorted with one entry per thread.
+    unsigned v = thread < k ? chosen[0][thread] : 0xffffffffu, turn = 1;
+    for (unsigned run = 2; run < 2 * k; run *= 2) {
+        for (unsigned step = run / 2; step > 0; step /= 2) {
+            unsigned other;
+            if (step < 32) {
+                other = __shfl_xor_sync(0xffffffffu, v, step);
+            } else {
+                chosen[turn][thread] = v;
+                __syncthreads();
+                other = chosen[turn][thread ^ step];
+                turn ^= 1;
+            }
+            v = ((thread & run) == 0) == ((thread & step) == 0) ? min(v, other) : max(v, other);
+        }
+    }
+    if (thread < k) {
+        out[thread] = v;
     }
 }

@@ -7,7 +7,6 @@
 // q_width % 128 == 0 and at most 2048 channels; window pages of 64 rows; angles [tokens, 64]: 32 cosines, 32 sines.
 #include <stdint.h>
 
-#include "common/bounds.cuh"
 #include "common/bf16.cuh"
 #include "common/fp8.cuh"
 #include "common/pages.cuh"
@@ -102,7 +101,7 @@ KEYS(keys_bf16, false)
 
 // Grid (sequences, 16), 256 threads: a warp copies a row. sequences [n, 2]: seat, first position of the step. Rows whose
 // page is not there, on either side, are left out.
-extern "C" __global__ void THREADS_OF_BLOCK(256)
+extern "C" __global__ void __launch_bounds__(256, 4)
 gather_window(const uint2* __restrict__ sequences, const uint8_t* window_pool, const unsigned* window_table,
               unsigned long long window_bytes, unsigned window_len, unsigned window_shift, uint8_t* local_pool,
               const unsigned* local_table, unsigned long long local_bytes, unsigned local_len, unsigned local_shift,

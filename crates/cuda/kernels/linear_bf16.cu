@@ -116,14 +116,14 @@ __device__ __forceinline__ void many(const uint16_t* __restrict__ w, const uint1
 #pragma unroll
             for (int n = 0; n < 4; n++) {
                 const unsigned r = n * 32 + thread / 8, piece = thread % 8, place = r * 128 + ((piece ^ (r % 2 * 4)) * 16);
-                longwave::copy16(to + place, w + size_t(min(first_row + r, rows - 1)) * cols + column + piece * 8);
+                longwave::copy_16(to + place, w + size_t(min(first_row + r, rows - 1)) * cols + column + piece * 8);
                 if (n < 2) {
-                    longwave::copy16(to + TILE * 128 + place,
+                    longwave::copy_16(to + TILE * 128 + place,
                                      x + size_t(min(first_token + r, tokens - 1)) * cols + column + piece * 8);
                 }
             }
         }
-        longwave::copy_commit();
+        longwave::commit_copies();
     };
 
     const unsigned row0 = warp / 2 * 32, token0 = warp % 2 * 32;
@@ -133,7 +133,7 @@ __device__ __forceinline__ void many(const uint16_t* __restrict__ w, const uint1
     }
     unsigned left = 2 * ((blocks + SPLIT - 1) / SPLIT), part = 0;
     for (unsigned i = 0; i < steps; i++) {
-        longwave::copy_wait<STAGES - 2>();
+        longwave::wait_copies<STAGES - 2>();
         __syncthreads();
         load(i + STAGES - 1);
         const uint8_t* const ws = staged + (i % STAGES) * STAGE_BYTES;

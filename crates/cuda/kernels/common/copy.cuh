@@ -4,22 +4,22 @@
 
 namespace longwave {
 
-__device__ __forceinline__ void copy16(uint32_t shared, const void* from) {
+__device__ __forceinline__ void copy_16(uint32_t shared, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
 }
 
-__device__ __forceinline__ void copy4(uint32_t shared, const void* from) {
+__device__ __forceinline__ void copy_4(uint32_t shared, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(from) : "memory");
 }
 
 // Ends a group of copies of this thread.
-__device__ __forceinline__ void copy_commit() {
+__device__ __forceinline__ void commit_copies() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 // Waits until at most N of the latest groups are under way.
 template <int N>
-__device__ __forceinline__ void copy_wait() {
+__device__ __forceinline__ void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 

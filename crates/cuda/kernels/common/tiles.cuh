@@ -5,6 +5,8 @@
 #pragma once
 #include <stdint.h>
 
+#include "copy.cuh"
+
 namespace longwave {
 
 // Bytes from a plane to the next, and of a tile.
@@ -14,24 +16,6 @@ __host__ __device__ constexpr int plane_bytes(int rows) {
 
 __host__ __device__ constexpr int tile_bytes(int rows) {
     return 2 * plane_bytes(rows);
-}
-
-__device__ __forceinline__ void copy_16(uint32_t to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-__device__ __forceinline__ void copy_4(uint32_t to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-
-__device__ __forceinline__ void commit_copies() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// Waits until at most LEFT groups are on their way.
-template <int LEFT>
-__device__ __forceinline__ void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
 // Rows first, first + 1, ... of `from` (bytes of a row `stride`); behind the last row comes the last one again.

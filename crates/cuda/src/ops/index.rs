@@ -10,8 +10,9 @@ use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream
 
 /// Blocks that a launch is cut into, if its rows are fewer: twice the multiprocessors of an H200.
 const BLOCKS: u32 = 264;
-/// Most segments of a row's entries.
+/// Most segments of a row's entries, and most candidates of all of them, which one block merges.
 const SEGMENTS: u32 = 64;
+const CANDIDATES: u32 = 24_576;
 
 /// The kernels for one format of keys.
 pub struct Index {
@@ -72,8 +73,8 @@ pub fn scratch_bytes(tokens: u32, k: u32) -> u64 {
 }
 
 /// Segments of each row's entries.
-fn segments(tokens: u32) -> u32 {
-    (BLOCKS / tokens.max(1)).clamp(1, SEGMENTS)
+fn segments(tokens: u32, k: u32) -> u32 {
+    (BLOCKS / tokens.max(1)).clamp(1, SEGMENTS.min(CANDIDATES / k))
 }
 
 impl Index {
@@ -109,8 +110,8 @@ impl Index {
 
     /// Picks the k best entries of every row.
     pub fn select(&self, stream: &Stream, s: &Selection) -> Result<(), DriverError> {
-        assert!(s.heads <= 64 && s.k <= 1024 && s.keys.shift >= 5, "{s:?}");
-        let segments = segments(s.tokens);
+        assert!(s.heads <= 64 && (1..=1024).contains(&s.k) && s.keys.shift >= 5, "{s:?}");
+        let segments = segments(s.tokens, s.k);
         // Candidates first, then how many each segment has.
         let counts = s.scratch + u64::from(s.tokens) * u64::from(segments) * u64::from(s.k) * 8;
         let [k0, k1, k2, k3, k4] = s.keys.arguments();
@@ -138,7 +139,7 @@ impl Index {
             segments.into(),
             s.k.into(),
         ];
-        stream.launch(&self.merge, Grid::new(s.tokens, 256), &arguments)
+        stream.launch(&self.merge, Grid::new(s.tokens, 1024), &arguments)
     }
 }
 
@@ -149,7 +150,7 @@ mod tests {
     #[test]
     fn scratch_holds_the_candidates_of_every_number_of_rows() {
         for tokens in 1..=2000 {
-            let candidates = u64::from(tokens) * u64::from(segments(tokens));
+            let candidates = u64::from(tokens) * u64::from(segments(tokens, 512));
             assert!(candidates * (512 * 8 + 4) <= scratch_bytes(2000, 512), "{tokens}");
         }
     }

@@ -245,7 +245,7 @@ fn picks_of_real_scores_differ_only_among_nearly_equal_ones_and_are_measured() {
         println!("index {format:?}: {others} of {} picks are others, worst gap to the bar {gap:.1e}", tokens * k);
         assert!(gap < 1e-5 && others < 10, "{format:?}");
 
-        for tokens in [1usize, 8, 32, 128] {
+        for tokens in [1usize, 8, 32, 128, 512] {
             let rows = vec![rows[0]; tokens];
             let q: Vec<u16> = (0..tokens).flat_map(|_| q[..heads * 128].iter().map(|v| bf16_bits(*v))).collect();
             let selection = Selection {

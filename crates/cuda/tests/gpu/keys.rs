@@ -25,6 +25,7 @@ struct Inputs {
 }
 
 struct Latents {
+    launch: Projected,
     codes: DeviceSlice<u8>,
     scales: DeviceSlice<f32>,
 }
@@ -37,23 +38,23 @@ impl Latents {
 
 fn project(rig: &mut Rig, keys: &Keys, x: &Inputs, rows: &[BatchRow], window: Pages, local: Pages) -> Latents {
     let (tokens, q_width) = (rows.len(), x.q_width);
-    let latents = Latents { codes: rig.poisoned(tokens * q_width), scales: rig.poisoned(tokens * q_width / 128) };
-    let projected = Projected {
+    let (codes, scales) = (rig.poisoned(tokens * q_width), rig.poisoned(tokens * q_width / 128));
+    let launch = Projected {
         products: rig.put(&x.products).address(),
         rows: put_rows(rig, rows).address(),
         angles: put_table(rig, rows, 1).address(),
         q_norm: rig.put(&x.q_norm).address(),
         kv_norm: rig.put(&x.kv_norm).address(),
-        codes: latents.codes.address(),
-        scales: latents.scales.address(),
+        codes: codes.address(),
+        scales: scales.address(),
         window,
         local,
         tokens: tokens as u32,
         q_width: q_width as u32,
         eps: EPS,
     };
-    keys.project(&rig.stream, &projected).unwrap();
-    latents
+    keys.project(&rig.stream, &launch).unwrap();
+    Latents { launch, codes, scales }
 }
 
 /// The CPU's codes and scales, its window rows stored in both caches.
@@ -121,7 +122,8 @@ fn latents_and_window_rows_have_the_bits_of_the_cpu() {
             window.unmap(0, 4..5);
             local.unmap(1, 0..80);
             let (d_window, d_local) = (window.put(&mut rig), local.put(&mut rig));
-            let ours = project(&mut rig, &keys, &x, &rows, d_window.pages, d_local.pages).read(&rig);
+            let all = project(&mut rig, &keys, &x, &rows, d_window.pages, d_local.pages);
+            let ours = all.read(&rig);
             // One row alone, without pages of the step.
             let (t, mut last) = (rows.len() - 2, window.clone());
             let alone = Inputs { products: x.products[t * (q_width + 512)..][..q_width + 512].to_vec(), ..x };
@@ -136,10 +138,19 @@ fn latents_and_window_rows_have_the_bits_of_the_cpu() {
             assert_same(&what("window"), &d_window.bytes.read(&rig.stream).unwrap(), &window.bytes);
             assert_same(&what("local"), &d_local.bytes.read(&rig.stream).unwrap(), &local.bytes);
             assert_same(&what("codes alone"), &one.0, &ours.0[t * q_width..][..q_width]);
-            let (slot, page) = (window.slot(4999), window.page(1, 4999).unwrap().to_vec());
+            let page = window.page(1, 4999).unwrap().to_vec();
             last.page(1, 4999).unwrap().copy_from_slice(&page);
             assert_same(&what("window alone"), &d_last.bytes.read(&rig.stream).unwrap(), &last.bytes);
-            println!("keys {format:?} {q_width}: {} rows the same, row {t} alone too (slot {slot})", rows.len());
+            let time = |tokens: u32| {
+                let launch = Projected { tokens, ..all.launch };
+                let graph = Graph::capture(&rig.stream, |s| (0..100).try_for_each(|_| keys.project(s, &launch)));
+                rig.median_us(&graph.unwrap()) / 100.0
+            };
+            let (one, many) = (time(1), time(rows.len() as u32));
+            println!(
+                "keys {format:?} {q_width}: the same bits, row {t} alone too; 1 row {one:.2} us, {} rows {many:.2} us",
+                rows.len()
+            );
             rig.arena.reset();
         }
     }
