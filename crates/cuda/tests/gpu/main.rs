@@ -18,7 +18,6 @@ mod linear_bf16;
 mod mhc;
 mod model;
 mod moe;
-mod norm;
 mod paged;
 mod quantise;
 mod rig;
