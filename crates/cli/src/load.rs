@@ -311,7 +311,7 @@ pub fn on_gpu(args: &ModelArgs, config: &ModelConfig) -> Result<bool> {
     let options = || cuda_options(args, config, formats(args));
     match args.backend {
         BackendName::Cpu => Ok(false),
-        BackendName::Auto if args.drafts() > 0 || args.numerics != Profile::Serving => Ok(false),
+        BackendName::Auto if args.numerics != Profile::Serving => Ok(false),
         BackendName::Auto => match fit::fits(config, &options()?) {
             Ok(()) => Ok(true),
             // Nobody expects a GPU here.
@@ -321,9 +321,6 @@ pub fn on_gpu(args: &ModelArgs, config: &ModelConfig) -> Result<bool> {
                 Ok(false)
             }
         },
-        BackendName::Cuda if args.drafts() > 0 => {
-            bail!("the CUDA backend does not draft yet; leave --num-speculative-tokens out, or use --backend cpu")
-        }
         BackendName::Cuda if args.numerics != Profile::Serving => {
             bail!("the CUDA backend rounds as serving does; leave --numerics out, or use --backend cpu")
         }
@@ -347,6 +344,8 @@ fn cuda_options(args: &ModelArgs, config: &ModelConfig, formats: CacheFormats) -
         context: context(args, config)?,
         cache_bytes: args.kv_cache_memory_bytes,
         formats,
+        drafts: args.drafts(),
+        streams: 2,
     })
 }
 

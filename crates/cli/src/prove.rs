@@ -96,7 +96,7 @@ pub fn run(args: Args) -> Result<()> {
     let (long, began) = (behind_a_triangle(&args, &checkpoint, &requests), Instant::now());
     let plain_long = serve(&args.model, &checkpoint, &PLAIN, &long, &[], gpu)?;
     report("plain, behind one long text", &plain_long.answers, &plain_long, began)?;
-    let drafter = !gpu && checkpoint.config.num_nextn_predict_layers > 0;
+    let drafter = checkpoint.config.num_nextn_predict_layers > 0;
     for way in ways().into_iter().filter(|w| (drafter || !w.needs_drafter()) && !(gpu && w.is_of_cpu())) {
         let began = Instant::now();
         let (requests, plain) = if way.forget { (&long, &plain_long.answers) } else { (&requests, &plain.answers) };
@@ -178,12 +178,13 @@ fn serve(
         let layout = CacheLayout::new(&checkpoint.config, formats);
         let cache_bytes = if small { least(&layout, requests, way.seats) } else { 1 << 30 };
         let (seats, step_tokens, context) = (way.seats.max(1), way.step_tokens, 8192);
+        let drafts = if way.forced.is_some() && !drafter { 0 } else { way.drafts };
         if gpu {
-            let options = CudaOptions { gpu: 0, seats, step_tokens, context, cache_bytes: Some(cache_bytes), formats };
+            let cache_bytes = Some(cache_bytes);
+            let options = CudaOptions { gpu: 0, seats, step_tokens, context, cache_bytes, formats, drafts, streams: 2 };
             let open = || Ok(CudaBackend::open(Load::Checkpoint(checkpoint.clone()), options, |_| ())?);
             return serve_drafted(open, &engine_options, way, requests, plain);
         }
-        let drafts = if way.forced.is_some() && !drafter { 0 } else { way.drafts };
         let options = CpuOptions { seats, step_tokens, context, cache_bytes, drafts };
         let open = || Ok(CpuBackend::new(Model::new(checkpoint, args.numerics, formats), options)?);
         serve_drafted(open, &engine_options, way, requests, plain)

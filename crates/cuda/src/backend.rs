@@ -32,6 +32,10 @@ pub struct CudaOptions {
     pub cache_bytes: Option<u64>,
     /// Cache formats.
     pub formats: CacheFormats,
+    /// Most drafts per sequence and step; 0 leaves the MTP module out.
+    pub drafts: u32,
+    /// Streams that a step uses on a GPU: 2, or 1 to measure what the second one is worth.
+    pub streams: u32,
 }
 
 /// Why a backend cannot be opened.

@@ -68,9 +68,12 @@ impl Batch {
         &self.tokens[sequence.start_row as usize..(sequence.start_row + sequence.rows) as usize]
     }
 
-    /// Every sequence has one row, whose window is in the cache: a graph by the number of rows serves such steps.
-    pub fn is_decode(&self) -> bool {
-        !self.local && self.rows.len() == self.sequences.len()
+    /// Rows of every sequence, where all have as many, at most one of them not a draft, and all windows are in the cache: a
+    /// graph by the numbers of sequences and rows serves such steps.
+    pub fn uniform(&self) -> Option<u32> {
+        let rows = self.sequences.first()?.rows;
+        let alike = |s: &Sequence| s.rows == rows && s.drafts == rows - 1;
+        (!self.local && self.sequences.iter().all(alike)).then_some(rows)
     }
 
     /// How many rows' logits a sequence wants.
@@ -119,7 +122,7 @@ mod tests {
         assert_eq!(batch.heads, [0, 1, 2, 104]);
         assert_eq!(step.seqs.iter().map(Batch::wanted).collect::<Vec<_>>(), [3, 0, 1]);
         assert_eq!(batch.tokens_of(&batch.sequences[2]), [103, 104]);
-        assert!(!batch.is_decode());
+        assert_eq!(batch.uniform(), None);
         // One block that is not kept is enough; the block of every touched position is asked for.
         let asked = |position: u32, seat: u32| !(seat == 0 && position == 64);
         assert!(Batch::new(&step, &[0; 6], |seq, position| asked(position, seq.seat.0)).local);
@@ -128,13 +131,16 @@ mod tests {
     }
 
     #[test]
-    fn steps_of_one_row_each_are_decode_steps() {
-        let step = Step {
-            seqs: vec![seq(1, 5, 0..1, 0, true), seq(0, 900, 1..2, 0, true)],
-            tokens: vec![3, 4],
-            ..Step::default()
+    fn steps_of_equally_many_rows_and_drafts_are_uniform() {
+        let of = |seqs: Vec<SeqStep>, mapped: bool| {
+            let step = Step { seqs, tokens: vec![3; 6], ..Step::default() };
+            Batch::new(&step, &[0; 2], |_, _| mapped).uniform()
         };
-        assert!(Batch::new(&step, &[0; 2], |_, _| true).is_decode());
-        assert!(!Batch::new(&step, &[0; 2], |_, _| false).is_decode());
+        let decode = vec![seq(1, 5, 0..1, 0, true), seq(0, 900, 1..2, 0, true)];
+        assert_eq!(of(decode.clone(), true), Some(1));
+        assert_eq!(of(decode, false), None);
+        assert_eq!(of(vec![seq(1, 5, 0..3, 2, true), seq(0, 900, 3..6, 2, true)], true), Some(3));
+        assert_eq!(of(vec![seq(1, 5, 0..3, 2, true), seq(0, 900, 3..5, 1, true)], true), None);
+        assert_eq!(of(vec![seq(1, 5, 0..3, 0, true)], true), None);
     }
 }

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use longwave_engine::constraint::allows;
 use longwave_engine::counts::Counts;
-use longwave_engine::step::{ReturnLogits, SeqResult, SeqStep, Step, Token, TokenLogprobs};
+use longwave_engine::step::{ReturnLogits, Sampling, SeqResult, SeqStep, Step, Token, TokenLogprobs};
 
 use crate::batch::Batch;
 use crate::driver::{Arena, Context, DeviceSlice, DriverError, Pinned, Stream};
@@ -109,8 +109,13 @@ impl Choices {
 
     /// Chooses tokens after the first `n` rows of logits.
     pub fn launch(&self, stream: &Stream, model: &Model, n: usize) -> Result<(), DriverError> {
+        self.kernel.launch(stream, &SampleBatch { count: n as u32, ..self.batch(model) })
+    }
+
+    /// The logits of a piece and where its results go.
+    fn batch(&self, model: &Model) -> SampleBatch {
         let at = |word: usize| self.results.address() + 4 * (word * self.heads) as u64;
-        let batch = SampleBatch {
+        SampleBatch {
             logits: model.scratch.logits.address(),
             changed: self.changed.address(),
             rows: self.rows,
@@ -120,10 +125,9 @@ impl Choices {
             chosen: at(2),
             top_tokens: at(3),
             top: at(3 + MOST_TOP as usize),
-            count: n as u32,
+            count: 0,
             vocab: model.config.vocab_size as u32,
-        };
-        self.kernel.launch(stream, &batch)
+        }
     }
 
     /// What came of row `i` of the results, with its logits where they are asked for.
@@ -161,21 +165,25 @@ impl Choices {
         seen.add(&tokens[..tokens.len() - seq.drafts as usize], seq.start, how.answer_from);
     }
 
+    /// Chooses drafts after `n` rows of logits as the rows and lists at these addresses say; they go to `tokens`.
+    pub fn draft(
+        &self,
+        stream: &Stream,
+        model: &Model,
+        rows: u64,
+        lists: u64,
+        tokens: u64,
+        n: u32,
+    ) -> Result<(), DriverError> {
+        self.kernel.launch(stream, &SampleBatch { rows, lists, tokens, count: n, ..self.batch(model) })
+    }
+
     /// How the token after sampled row `i` of a sequence is chosen; its lists go to the end of `words`.
     fn row(&self, step: &Step, seq: &SeqStep, tokens: &[Token], i: usize, words: &mut Vec<u32>) -> SampleRow {
         let Some(how) = &seq.sample else { return SampleRow::padded() };
         let drafts = seq.drafts as usize;
         let position = seq.start + (tokens.len() - drafts + i) as u32;
-        let mut list = |items: &mut dyn Iterator<Item = u32>, width: u32| {
-            let from = words.len() as u32;
-            words.extend(items);
-            (from, (words.len() as u32 - from) / width)
-        };
-        let bias = list(&mut how.bias.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]), 2);
-        let forbidden = match position < how.forbidden_before {
-            true => list(&mut how.forbidden.iter().copied(), 1),
-            false => (0, 0),
-        };
+        let row = self::row(how, position, words);
         let counts = match how.has_penalties() {
             false => (0, 0),
             true => {
@@ -184,26 +192,18 @@ impl Choices {
                     let accepted = &tokens[tokens.len() - drafts..][..i];
                     seen.to_mut().add(accepted, position - i as u32, how.answer_from);
                 }
-                list(&mut seen.iter().flat_map(|(token, times)| [token, times]), 2)
+                list(words, &mut seen.iter().flat_map(|(token, times)| [token, times]), 2)
             }
         };
-        let mask = step.mask_of(seq, i as u32).map(|mask| list(&mut mask.iter().copied(), 1).0);
+        let mask = step.mask_of(seq, i as u32).map(|mask| list(words, &mut mask.iter().copied(), 1).0);
         SampleRow {
-            active: true,
-            seed: how.seed,
-            position,
-            temperature: how.temperature,
-            top_p: how.top_p,
-            min_p: how.min_p,
-            top_k: how.top_k,
             logprobs: how.top_logprobs,
             presence_penalty: how.presence_penalty,
             frequency_penalty: how.frequency_penalty,
             repetition_penalty: how.repetition_penalty,
-            bias,
-            forbidden,
             counts,
             mask,
+            ..row
         }
     }
 
@@ -246,4 +246,32 @@ impl Choices {
         }
         out
     }
+}
+
+/// How the token at `position` is chosen when nothing is known of those before it: no penalties, no mask. Its lists go to
+/// the end of `words`.
+pub fn row(how: &Sampling, position: u32, words: &mut Vec<u32>) -> SampleRow {
+    let bias = list(words, &mut how.bias.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]), 2);
+    let forbidden = match position < how.forbidden_before {
+        true => list(words, &mut how.forbidden.iter().copied(), 1),
+        false => (0, 0),
+    };
+    SampleRow {
+        seed: how.seed,
+        position,
+        temperature: how.temperature,
+        top_p: how.top_p,
+        min_p: how.min_p,
+        top_k: how.top_k,
+        bias,
+        forbidden,
+        ..SampleRow::default()
+    }
+}
+
+/// Adds a list of items of `width` words to `words`; its place and how many items it has.
+fn list(words: &mut Vec<u32>, items: &mut dyn Iterator<Item = u32>, width: u32) -> (u32, u32) {
+    let from = words.len() as u32;
+    words.extend(items);
+    (from, (words.len() as u32 - from) / width)
 }

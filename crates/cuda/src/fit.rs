@@ -4,11 +4,12 @@
 //! error that says what to do instead.
 
 use longwave_model::config::ExpertDtype;
+use longwave_model::geometry::MAX_DRAFTS;
 use longwave_model::{CacheLayout, IndexFormat, MainFormat, ModelConfig};
 
 use crate::backend::{CudaOptions, OpenError};
 use crate::driver::{Gpu, probe};
-use crate::{cubins, loader, pools};
+use crate::{cubins, loader, mtp, pools};
 
 /// Largest dimension of a grid that counts tokens.
 const MOST_TOKENS: u32 = 65_535;
@@ -23,7 +24,7 @@ pub fn fits(config: &ModelConfig, options: &CudaOptions) -> Result<(), OpenError
     let none = OpenError::NoSuchGpu { index: options.gpu, count };
     let gpu = gpus.into_iter().nth(options.gpu as usize).ok_or(none)?;
     check(config, options, &gpu)?;
-    let (need, have) = (loader::bytes(config), gpu.memory_bytes);
+    let (need, have) = (loader::bytes(config, options.drafts > 0), gpu.memory_bytes);
     match need <= have {
         true => Ok(()),
         false => Err(OpenError::Memory {
@@ -72,6 +73,16 @@ fn shapes(config: &ModelConfig, options: &CudaOptions) -> Result<(), String> {
             return Err(format!("{name} is {value}, not a multiple of {of}; use --backend cpu"));
         }
     }
+    let drafts = options.drafts;
+    if drafts > MAX_DRAFTS {
+        return Err(format!("{drafts} draft tokens are more than {MAX_DRAFTS}, which is what the cache can take back"));
+    }
+    if drafts > 0 && config.num_nextn_predict_layers == 0 {
+        return Err(format!("{drafts} draft tokens need an MTP module, and this checkpoint has none; ask for 0"));
+    }
+    if drafts > 0 && !mtp::fits(config) {
+        return Err("its MTP module is wider than its query heads; ask for 0 draft tokens, or use --backend cpu".into());
+    }
     if options.formats.main == MainFormat::F32 || options.formats.index == IndexFormat::F32 {
         return Err("caches of f32 are for the CPU alone".into());
     }
@@ -95,7 +106,16 @@ mod tests {
 
     fn options() -> CudaOptions {
         let formats = CacheFormats { main: MainFormat::Fp8, index: IndexFormat::Fp4 };
-        CudaOptions { gpu: 0, seats: 256, step_tokens: 8192, context: 1 << 20, cache_bytes: None, formats }
+        CudaOptions {
+            gpu: 0,
+            seats: 256,
+            step_tokens: 8192,
+            context: 1 << 20,
+            cache_bytes: None,
+            formats,
+            drafts: 0,
+            streams: 2,
+        }
     }
 
     #[test]
@@ -112,6 +132,10 @@ mod tests {
         assert!(refused(&|config, _| config.hidden_size = 4224).contains("multiple of 256"));
         assert!(refused(&|config, _| config.expert_dtype = ExpertDtype::Fp8).contains("Base"));
         assert!(refused(&|_, options| options.step_tokens = 65_536).contains("--max-num-batched-tokens"));
+        assert!(refused(&|_, options| options.drafts = 8).contains("take back"));
+        assert!(
+            refused(&|config, options| (config.num_nextn_predict_layers, options.drafts) = (0, 1)).contains("none")
+        );
         assert!(refused(&|_, options| options.seats = 8192).contains("--max-num-seqs"));
         assert!(refused(&|_, options| options.formats.main = MainFormat::F32).contains("CPU"));
     }

@@ -1,31 +1,32 @@
-//! The forward pass of a step (model.md 4) on one stream: lists, embedding, blocks, head.
+//! The forward pass of a step (model.md 4): lists, embedding, blocks, head; attention is in its own file.
 //!
 //! Assumes a step that was checked and whose lists are on the GPU. Launches depend on the numbers of tokens, sequences and
 //! rows alone. Every row has the same bits whatever else is in the step.
 
 use longwave_model::ModelConfig;
-use longwave_model::config::LayerKind;
 use longwave_model::geometry::CacheKind;
 
+use crate::attention::Beside;
 use crate::driver::{Context, DeviceSlice, DriverError, Stream};
 use crate::loader::{Plain, Scaled};
 use crate::ops::Pages;
-use crate::ops::attend::{Attend, Attention as Core, Entries};
-use crate::ops::compress::{Compress, Compressor as Closing};
+use crate::ops::attend::Attend;
+use crate::ops::compress::Compress;
 use crate::ops::ends::{Ends, HeadMix};
 use crate::ops::experts::{ExpertBatch, ExpertWeights, Experts};
-use crate::ops::index::{Index, Queries, Selection};
-use crate::ops::keys::{Gather, Heads, Keys, Projected};
+use crate::ops::index::Index;
+use crate::ops::keys::Keys;
 use crate::ops::linear_bf16::{Bf16Product, LinearBf16};
 use crate::ops::linear_fp8::{Fp8Product, LinearFp8};
 use crate::ops::mhc::{Mhc, MhcBatch, MhcSite};
+use crate::ops::mtp::Mtp;
 use crate::ops::quantise::Quantise;
 use crate::ops::rope::{Angles, Rope};
 use crate::ops::router::{Choosing, Router, Routing};
 use crate::pools::Pools;
 use crate::scratch::{Codes, Scratch, expert_shape, mhc_shape};
 use crate::timers::{START, Timers};
-use crate::weights::{Attention, Block, Mixer, Route, Weights};
+use crate::weights::{Block, Mixer, Route, Weights};
 
 /// A model whose steps can be launched.
 pub struct Model {
@@ -37,27 +38,29 @@ pub struct Model {
     pub pools: Pools,
     /// Buffers of a step.
     pub scratch: Scratch,
-    ops: Ops,
-    /// Set while somebody wants to know where the time goes.
+    pub(crate) ops: Ops,
+    /// Set while somebody wants to know where the time goes; then all work is in one stream.
     pub timers: Option<Timers>,
+    pub(crate) beside: Option<Beside>,
     /// Frequencies of window layers and of compressed ones.
     frequencies: [DeviceSlice<f32>; 2],
 }
 
 /// All kernels.
-struct Ops {
-    fp8: LinearFp8,
-    bf16: LinearBf16,
-    quantise: Quantise,
-    mhc: Mhc,
-    ends: Ends,
-    rope: Rope,
-    keys: Keys,
-    compress: Compress,
-    index: Index,
-    attend: Attend,
-    router: Router,
-    experts: Experts,
+pub(crate) struct Ops {
+    pub fp8: LinearFp8,
+    pub bf16: LinearBf16,
+    pub quantise: Quantise,
+    pub mhc: Mhc,
+    pub mtp: Mtp,
+    pub ends: Ends,
+    pub rope: Rope,
+    pub keys: Keys,
+    pub compress: Compress,
+    pub index: Index,
+    pub attend: Attend,
+    pub router: Router,
+    pub experts: Experts,
 }
 
 /// Addresses and sizes of a step's lists.
@@ -91,12 +94,14 @@ pub struct Lists {
     pub long_job_tokens: u32,
     /// Windows are read from the step's own pages.
     pub local: bool,
+    /// Window rows are written to these alone.
+    pub unstored: bool,
     /// Rows of a replay are among them: state is stored for them and no entry.
     pub replays: bool,
 }
 
 impl Model {
-    /// Loads the kernels and arranges the experts.
+    /// Loads the kernels and arranges the experts; steps use one or two `streams`.
     pub fn new(
         context: &Context,
         stream: &Stream,
@@ -105,6 +110,7 @@ impl Model {
         pools: Pools,
         scratch: Scratch,
         frequencies: [DeviceSlice<f32>; 2],
+        streams: u32,
     ) -> Result<Model, DriverError> {
         let (formats, c) = (pools.layout().formats, &config);
         let ops = Ops {
@@ -112,6 +118,7 @@ impl Model {
             bf16: LinearBf16::new(context)?,
             quantise: Quantise::new(context)?,
             mhc: Mhc::new(context)?,
+            mtp: Mtp::new(context)?,
             ends: Ends::new(context)?,
             rope: Rope::new(context)?,
             keys: Keys::new(context, formats.main)?,
@@ -123,10 +130,12 @@ impl Model {
         };
         frequencies[0].write(stream, &longwave_model::rope::main(c))?;
         frequencies[1].write(stream, &longwave_model::rope::compressed(c))?;
-        for codes in weights.layers.iter().flat_map(|b| [&b.moe.gate_up.codes, &b.moe.down.codes]) {
+        let blocks = weights.layers.iter().chain(weights.mtp.as_ref().map(|mtp| &mtp.block));
+        for codes in blocks.flat_map(|b| [&b.moe.gate_up.codes, &b.moe.down.codes]) {
             ops.experts.repack(stream, codes.address(), codes.len() as u64)?;
         }
-        Ok(Model { config, weights, pools, scratch, ops, timers: None, frequencies })
+        let beside = (streams > 1).then(|| Beside::new(context)).transpose()?;
+        Ok(Model { config, weights, pools, scratch, ops, timers: None, beside, frequencies })
     }
 
     /// Runs the main layers over the rows of `lists`; the streams are in the scratch afterwards.
@@ -134,22 +143,34 @@ impl Model {
         let (s, d) = (&self.scratch, self.config.hidden_size as u32);
         self.mark(stream, START)?;
         for (table, frequencies, ratio) in [(0, 0, 1), (1, 1, 1), (2, 1, 4), (3, 1, 128)] {
-            let angles = Angles {
-                rows: lists.rows,
-                frequencies: self.frequencies[frequencies].address(),
-                out: s.angles[table].address(),
-                tokens: lists.tokens,
-                ratio,
-            };
-            self.ops.rope.fill(stream, &angles)?;
+            self.angles(stream, lists, table, frequencies, ratio)?;
         }
         let table = self.weights.embed.values.address();
         self.ops.ends.embed(stream, lists.ids, table, s.streams.address(), d, lists.tokens)?;
         self.mark(stream, "angles and embedding")?;
         for (layer, block) in self.weights.layers.iter().enumerate() {
-            self.block(stream, layer, block, lists)?;
+            self.block(stream, layer, block, s.streams.address(), lists)?;
         }
         Ok(())
+    }
+
+    /// Fills a table of angles for the rows of `lists`: of window layers (0) or of compressed ones (1).
+    pub(crate) fn angles(
+        &self,
+        stream: &Stream,
+        lists: &Lists,
+        table: usize,
+        frequencies: usize,
+        ratio: u32,
+    ) -> Result<(), DriverError> {
+        let angles = Angles {
+            rows: lists.rows,
+            frequencies: self.frequencies[frequencies].address(),
+            out: self.scratch.angles[table].address(),
+            tokens: lists.tokens,
+            ratio,
+        };
+        self.ops.rope.fill(stream, &angles)
     }
 
     /// Ends an operator, for the timers.
@@ -159,14 +180,28 @@ impl Model {
 
     /// Logits float `[count, V]` of rows (address of `u32 [count]`) of the streams.
     pub fn logits(&self, stream: &Stream, rows: u64, count: u32) -> Result<(), DriverError> {
+        let w = &self.weights;
+        self.logits_of(stream, self.scratch.streams.address(), rows, count, &w.hc_head, &w.norm)
+    }
+
+    /// The same of any streams, mixed and normed with these weights.
+    pub(crate) fn logits_of(
+        &self,
+        stream: &Stream,
+        streams: u64,
+        rows: u64,
+        count: u32,
+        head: &Mixer,
+        norm: &DeviceSlice<f32>,
+    ) -> Result<(), DriverError> {
         let (s, w, c) = (&self.scratch, &self.weights, &self.config);
         let mix = HeadMix {
-            streams: s.streams.address(),
+            streams,
             rows,
-            function: w.hc_head.function.address(),
-            base: w.hc_head.base.address(),
-            scale: w.hc_head.scale.address(),
-            weight: w.norm.address(),
+            function: head.function.address(),
+            base: head.base.address(),
+            scale: head.scale.address(),
+            weight: norm.address(),
             out: s.head_input.address(),
             count,
             width: c.hidden_size as u32,
@@ -180,7 +215,7 @@ impl Model {
     }
 
     /// A product with an e4m3 matrix, in `groups` groups with inputs of their own.
-    fn fp8(
+    pub(crate) fn fp8(
         &self,
         stream: &Stream,
         w: &Scaled,
@@ -204,7 +239,7 @@ impl Model {
     }
 
     /// A product with a bf16 matrix.
-    fn bf16(
+    pub(crate) fn bf16(
         &self,
         stream: &Stream,
         w: &Plain,
@@ -217,23 +252,32 @@ impl Model {
         self.ops.bf16.launch(stream, &product)
     }
 
-    fn block(&self, stream: &Stream, layer: usize, b: &Block, lists: &Lists) -> Result<(), DriverError> {
-        let (t, shape, y) = (lists.tokens, mhc_shape(&self.config), self.scratch.output.address());
-        self.before(stream, &b.hc_attn, &b.attn_norm, t)?;
+    /// Block `layer` over `streams`, in place.
+    pub(crate) fn block(
+        &self,
+        stream: &Stream,
+        layer: usize,
+        b: &Block,
+        streams: u64,
+        lists: &Lists,
+    ) -> Result<(), DriverError> {
+        let (shape, y) = (mhc_shape(&self.config), self.scratch.output.address());
+        let mixing = self.mixing(streams, lists.tokens);
+        self.before(stream, &b.hc_attn, &b.attn_norm, &mixing)?;
         self.attention(stream, layer, &b.attn, lists)?;
-        self.ops.mhc.after(stream, &shape, &self.mixing(t), y)?;
+        self.ops.mhc.after(stream, &shape, &mixing, y)?;
         self.mark(stream, "mHC after")?;
-        self.before(stream, &b.hc_ffn, &b.ffn_norm, t)?;
+        self.before(stream, &b.hc_ffn, &b.ffn_norm, &mixing)?;
         self.experts(stream, b, lists)?;
-        self.ops.mhc.after(stream, &shape, &self.mixing(t), y)?;
+        self.ops.mhc.after(stream, &shape, &mixing, y)?;
         self.mark(stream, "mHC after")
     }
 
     /// Buffers of a mixing site.
-    fn mixing(&self, tokens: u32) -> MhcBatch {
+    pub(crate) fn mixing(&self, streams: u64, tokens: u32) -> MhcBatch {
         let s = &self.scratch;
         MhcBatch {
-            streams: s.streams.address(),
+            streams,
             partial: s.partial.address(),
             mix: s.mix.address(),
             normed: s.normed.address(),
@@ -244,183 +288,25 @@ impl Model {
     }
 
     /// A sublayer's input: `normed` and, quantised, `input`.
-    fn before(&self, stream: &Stream, mixer: &Mixer, norm: &DeviceSlice<f32>, t: u32) -> Result<(), DriverError> {
+    pub(crate) fn before(
+        &self,
+        stream: &Stream,
+        mixer: &Mixer,
+        norm: &DeviceSlice<f32>,
+        mixing: &MhcBatch,
+    ) -> Result<(), DriverError> {
         let site = MhcSite {
             function: mixer.function.address(),
             base: mixer.base.address(),
             scale: mixer.scale.address(),
             weight: norm.address(),
         };
-        self.ops.mhc.before(stream, &mhc_shape(&self.config), &site, &self.mixing(t))?;
+        self.ops.mhc.before(stream, &mhc_shape(&self.config), &site, mixing)?;
         self.mark(stream, "mHC before")
     }
 
-    fn pages(&self, kind: CacheKind, layer: usize) -> Pages {
+    pub(crate) fn pages(&self, kind: CacheKind, layer: usize) -> Pages {
         self.pools.pages(kind, layer).expect("a layer of this kind has this cache")
-    }
-
-    /// Attention (model.md 6), from `normed` and `input` to `output`.
-    fn attention(&self, stream: &Stream, layer: usize, a: &Attention, lists: &Lists) -> Result<(), DriverError> {
-        let (s, c, t, eps) = (&self.scratch, &self.config, lists.tokens, self.config.rms_norm_eps);
-        let (low, heads) = (c.q_lora_rank as u32, c.num_attention_heads as u32);
-        let angles = s.angles[usize::from(a.kind != LayerKind::Window)].address();
-        let window = self.pages(CacheKind::Window, layer);
-        let local = self.pools.local();
-        self.fp8(stream, &a.wq_a_wkv, 1, &s.input, &s.q_kv, t)?;
-        self.mark(stream, "wq_a + wkv")?;
-        let projected = Projected {
-            products: s.q_kv.address(),
-            rows: lists.rows,
-            angles,
-            q_norm: a.q_norm.address(),
-            kv_norm: a.kv_norm.address(),
-            codes: s.q_low.codes.address(),
-            scales: s.q_low.scales.address(),
-            window,
-            local: if lists.local { local } else { Pages { table: 0, ..local } },
-            tokens: t,
-            q_width: low,
-            eps,
-        };
-        if lists.local {
-            let gather = Gather { sequences: lists.starts, count: lists.sequence_count, window, local };
-            self.ops.keys.gather(stream, &gather)?;
-        }
-        self.ops.keys.project(stream, &projected)?;
-        self.mark(stream, "q/kv norm and insert")?;
-        self.compress(stream, layer, a, lists)?;
-
-        self.fp8(stream, &a.wq_b, 1, &s.q_low, &s.q_wide, t)?;
-        self.mark(stream, "wq_b")?;
-        let queries =
-            Heads { products: s.q_wide.address(), rows: lists.rows, angles, out: s.q.address(), tokens: t, heads, eps };
-        self.ops.keys.queries(stream, &queries)?;
-        self.mark(stream, "q norm and rotation")?;
-        let entries = match a.kind {
-            LayerKind::Window => Entries::Window,
-            LayerKind::C128 => Entries::All { pages: self.pages(CacheKind::C128Main, layer), ratio: 128 },
-            LayerKind::C4 => {
-                self.select(stream, layer, a, lists)?;
-                Entries::Picked {
-                    pages: self.pages(CacheKind::C4Main, layer),
-                    picks: s.picks.address(),
-                    len: c.index_topk as u32,
-                    counts: s.pick_counts.address(),
-                }
-            }
-        };
-        let single = a.kind == LayerKind::C4 || lists.long_job_count == 0;
-        let core = Core {
-            queries: s.q.address(),
-            sinks: a.sink.address(),
-            angles,
-            jobs: if single { lists.jobs + lists.job_stride * layer as u64 } else { lists.long_jobs },
-            job_count: if single { t } else { lists.long_job_count },
-            job_tokens: if single { 1 } else { lists.long_job_tokens },
-            window: if lists.local { local } else { window },
-            reach: c.sliding_window - 1,
-            entries,
-            heads,
-            out: 0,
-            codes: s.o.codes.address(),
-            scales: s.o.scales.address(),
-        };
-        self.ops.attend.attend(stream, &core)?;
-        let name = match a.kind {
-            LayerKind::Window => "attention window",
-            LayerKind::C4 => "attention c4a",
-            LayerKind::C128 => "attention c128a",
-        };
-        self.mark(stream, name)?;
-        let wide = (c.o_groups * c.o_lora_rank) as u32;
-        self.fp8(stream, &a.wo_a, c.o_groups as u32, &s.o, &s.o_low_wide, t)?;
-        self.mark(stream, "wo_a")?;
-        let (codes, scales) = (s.o_low.codes.address(), s.o_low.scales.address());
-        self.ops.quantise.quantise(stream, s.o_low_wide.address(), codes, scales, u64::from(t * wide))?;
-        self.mark(stream, "quantise")?;
-        self.fp8(stream, &a.wo_b, 1, &s.o_low, &s.product, t)?;
-        self.mark(stream, "wo_b")?;
-        self.ops.quantise.round(
-            stream,
-            s.product.address(),
-            s.output.address(),
-            u64::from(t) * c.hidden_size as u64,
-        )?;
-        self.mark(stream, "quantise")
-    }
-
-    /// Entries of groups that end, and the state of open ones (model.md 6.4).
-    fn compress(&self, stream: &Stream, layer: usize, a: &Attention, lists: &Lists) -> Result<(), DriverError> {
-        let (s, t, eps) = (&self.scratch, lists.tokens, self.config.rms_norm_eps);
-        let Some(compressor) = &a.compressor else { return Ok(()) };
-        self.bf16(stream, &compressor.projection, &s.normed, &s.compressed, t)?;
-        self.mark(stream, "compressor projection")?;
-        let closing =
-            |products: &DeviceSlice<f32>, c: &crate::weights::Compressor, table: usize, state, entries| Closing {
-                products: products.address(),
-                ape: c.ape.address(),
-                angles: s.angles[table].address(),
-                norm: c.norm.address(),
-                state: self.pages(state, layer),
-                entries: self.pages(entries, layer),
-                eps,
-            };
-        let Some(indexer) = &a.indexer else {
-            let c = closing(&s.compressed, compressor, 3, CacheKind::C128State, CacheKind::C128Main);
-            self.ops.compress.main128(stream, &c, lists.sequences, lists.sequence_count, lists.most_rows)?;
-            return self.mark(stream, "c128 compress");
-        };
-        let keys = &indexer.compressor;
-        self.bf16(stream, &keys.projection, &s.normed, &s.index_compressed, t)?;
-        self.mark(stream, "index compressor projection")?;
-        let main = closing(&s.compressed, compressor, 2, CacheKind::C4State, CacheKind::C4Main);
-        let index = closing(&s.index_compressed, keys, 2, CacheKind::IndexState, CacheKind::C4Index);
-        self.ops.compress.main4(stream, &main, lists.closing, t)?;
-        self.ops.compress.index4(stream, &index, lists.closing, t)?;
-        if lists.replays {
-            // The rows of a replay store their state; all entries are there, and a table without blocks hides them.
-            let hidden = self.pools.hidden();
-            self.ops.compress.main4(stream, &Closing { entries: hidden, ..main }, lists.rows, t)?;
-            self.ops.compress.index4(stream, &Closing { entries: hidden, ..index }, lists.rows, t)?;
-        }
-        self.mark(stream, "c4 compress")
-    }
-
-    /// Entries that every row picks in a c4 layer (model.md 6.5).
-    fn select(&self, stream: &Stream, layer: usize, a: &Attention, lists: &Lists) -> Result<(), DriverError> {
-        let (s, c, t) = (&self.scratch, &self.config, lists.tokens);
-        let Some(indexer) = &a.indexer else { return Ok(()) };
-        let heads = c.index_n_heads as u32;
-        self.fp8(stream, &indexer.wq_b, 1, &s.q_low, &s.index_wide, t)?;
-        self.mark(stream, "index wq_b")?;
-        self.bf16(stream, &indexer.weights_proj, &s.normed, &s.index_gates, t)?;
-        self.mark(stream, "index weights")?;
-        let queries = Queries {
-            products: s.index_wide.address(),
-            gates: s.index_gates.address(),
-            rows: lists.rows,
-            angles: s.angles[1].address(),
-            out: s.index_queries.address(),
-            weights: s.index_weights.address(),
-            tokens: t,
-            heads,
-        };
-        self.ops.index.queries(stream, &queries)?;
-        self.mark(stream, "index queries")?;
-        let selection = Selection {
-            queries: s.index_queries.address(),
-            weights: s.index_weights.address(),
-            rows: lists.rows,
-            keys: self.pages(CacheKind::C4Index, layer),
-            scratch: s.candidates.address(),
-            picks: s.picks.address(),
-            counts: s.pick_counts.address(),
-            tokens: t,
-            heads,
-            k: c.index_topk as u32,
-        };
-        self.ops.index.select(stream, &selection)?;
-        self.mark(stream, "index select")
     }
 
     /// Experts (model.md 7), from `normed` and `input` to `output`.

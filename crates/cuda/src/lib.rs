@@ -4,15 +4,18 @@
 //! Kernels are compiled when this crate is built, one cubin per file and architecture; there is no code for other GPUs,
 //! so a GPU that they do not fit is refused with its name.
 
+mod attention;
 pub mod backend;
 pub mod batch;
 pub mod choices;
 pub mod cubins;
+pub mod drafts;
 pub mod driver;
 pub mod fit;
 pub mod forward;
 pub mod lists;
 pub mod loader;
+pub mod mtp;
 pub mod ops;
 pub mod pools;
 pub mod scratch;

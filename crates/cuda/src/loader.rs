@@ -56,13 +56,15 @@ pub struct Loader<'a> {
     pub progress: &'a mut dyn FnMut(u64),
 }
 
-/// Bytes of the arena that all weights of `config` need at most: vectors and block scales grow to floats.
-pub fn bytes(config: &ModelConfig) -> u64 {
+/// Bytes of the arena that all weights of `config` need at most, the MTP module's if it `drafts`: vectors and block scales
+/// grow to floats.
+pub fn bytes(config: &ModelConfig, drafts: bool) -> u64 {
     let one = |spec: &tensors::TensorSpec| {
         let widens = spec.shape.len() == 1 || spec.name.ends_with(".scale") && !spec.name.contains(".experts.");
         spec.bytes() * if widens { 4 } else { 1 } + 256
     };
-    tensors::all(config).iter().filter(|(place, _)| !matches!(place, Place::Draft(_))).map(|(_, spec)| one(spec)).sum()
+    let loaded = |place: &Place| drafts || !matches!(place, Place::Draft(_));
+    tensors::all(config).iter().filter(|(place, _)| loaded(place)).map(|(_, spec)| one(spec)).sum()
 }
 
 impl Loader<'_> {

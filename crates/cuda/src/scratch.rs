@@ -19,6 +19,8 @@ pub struct StepSizes {
     pub seats: usize,
     /// Rows whose logits are computed at once.
     pub heads: usize,
+    /// Most drafts of a sequence; 0 leaves the MTP module out.
+    pub drafts: u32,
 }
 
 /// Codes e4m3 `[T, n]` with a float scale per 128 of them.

@@ -5,12 +5,14 @@
 
 use std::collections::{HashMap, HashSet};
 
-use longwave_engine::step::{SeqStep, Step, StepResult, Token};
+use longwave_engine::step::{SeqResult, SeqStep, Step, StepResult, Token};
 use longwave_engine::tables::SeatTables;
 use longwave_model::geometry::CacheKind;
+use longwave_model::{CacheLayout, ModelConfig};
 
 use crate::batch::Batch;
 use crate::choices::{Choices, Chosen};
+use crate::drafts::Drafter;
 use crate::driver::{Arena, Argument, Context, DriverError, Graph, Grid, Kernel, Module, Stream};
 use crate::forward::{self, Model};
 use crate::lists::Lists;
@@ -30,9 +32,10 @@ pub struct Stepper {
     changes: Lists,
     write_tables: Kernel,
     choices: Choices,
-    /// Decode steps by the number of sequences, and the numbers that were seen once.
-    graphs: HashMap<usize, Graph>,
-    seen: HashSet<usize>,
+    drafter: Option<Drafter>,
+    /// Decode steps by the numbers of sequences and of rows of each, and the numbers that were seen once.
+    graphs: HashMap<(usize, u32), Graph>,
+    seen: HashSet<(usize, u32)>,
     /// Token sampled last at each seat.
     last: Vec<Token>,
     /// Tables as the GPU has them, and how changes of them are told.
@@ -41,19 +44,23 @@ pub struct Stepper {
 }
 
 impl Stepper {
-    /// Takes the memory for steps of `sizes` of `model`.
+    /// Takes the memory for steps of `sizes` in contexts of at most `longest`.
     pub fn new(
         context: &Context,
         arena: &mut Arena,
-        layers: usize,
-        vocab: usize,
-        (tables, table_changes): (SeatTables, Changes),
+        config: &ModelConfig,
+        layout: &CacheLayout,
+        longest: u32,
         sizes: StepSizes,
     ) -> Result<Stepper, DriverError> {
-        let t = sizes.tokens;
+        let (t, seats) = (sizes.tokens, sizes.seats as u32);
+        let (layers, vocab) = (config.num_hidden_layers, config.vocab_size);
+        let drafter = || Drafter::new(context, arena, config, layout, longest, sizes);
+        let drafter = (sizes.drafts > 0).then(drafter).transpose()?;
         // Two lists of rows, ids, jobs for each layer and long ones, sequences, rows of the head.
         let words = t * (4 + 4 + 1 + 8 * layers + 8 + 1) + sizes.seats * (8 + 2) + 64;
         Ok(Stepper {
+            drafter,
             graphs: HashMap::new(),
             seen: HashSet::new(),
             lists: Lists::new(context, arena, words)?,
@@ -61,8 +68,8 @@ impl Stepper {
             write_tables: Module::load(context, "tables")?.kernel("write_tables", 0)?,
             choices: Choices::new(context, arena, sizes.heads, vocab, sizes.seats)?,
             last: vec![0; sizes.seats],
-            tables,
-            table_changes,
+            tables: SeatTables::new(layout, seats),
+            table_changes: Changes::new(layout, seats, longest),
         })
     }
 
@@ -101,7 +108,30 @@ impl Stepper {
             }
             result.seqs.push(out);
         }
+        self.draft(stream, model, step, &batch, &mut result.seqs)?;
         Ok(result)
+    }
+
+    /// Brings the MTP module up to date and adds drafts for the next step.
+    fn draft(
+        &mut self,
+        stream: &Stream,
+        model: &Model,
+        step: &Step,
+        batch: &Batch,
+        results: &mut [SeqResult],
+    ) -> Result<(), DriverError> {
+        let Some(drafter) = &mut self.drafter else { return Ok(()) };
+        let turn = drafter.turn(model, step, batch, &self.tables, results);
+        let mut changes = Vec::new();
+        model.pools.give_local(Drafter::parts(&turn), &mut changes);
+        self.write_tables(stream, model, &changes)?;
+        let Some(drafter) = &mut self.drafter else { return Ok(()) };
+        let drafts = drafter.run(stream, model, &self.choices, step, &turn)?;
+        for (result, drafts) in results.iter_mut().zip(drafts) {
+            result.drafts = drafts;
+        }
+        Ok(())
     }
 
     /// The forward pass, logits of all rows that are wanted (their places at `heads`) and the tokens that are chosen after
@@ -126,11 +156,10 @@ impl Stepper {
         while out.len() < wanted.len() {
             let from = out.len();
             let n = self.choices.list(stream, step, batch, &wanted[from..])?;
-            let graphed =
-                first && model.timers.is_none() && batch.is_decode() && n == wanted.len() && n == batch.rows.len();
-            match graphed {
-                true => self.decode(stream, model, lists, heads, n)?,
-                false => {
+            let whole = first && model.timers.is_none() && n == wanted.len() && n == batch.rows.len();
+            match batch.uniform().filter(|_| whole) {
+                Some(rows) => self.decode(stream, model, lists, heads, n, (batch.sequences.len(), rows))?,
+                None => {
                     if first {
                         model.trunk(stream, lists)?;
                     }
@@ -152,8 +181,8 @@ impl Stepper {
         Ok(out)
     }
 
-    /// A step in which every sequence has one row that is sampled: launched one by one the first time that there are so
-    /// many, then as a graph. Addresses depend on the number alone.
+    /// A step in which every sequence has as many rows, all of them sampled: launched one by one the first time that there
+    /// are so many, then as a graph. Addresses depend on the numbers of sequences and rows alone.
     fn decode(
         &mut self,
         stream: &Stream,
@@ -161,24 +190,23 @@ impl Stepper {
         lists: &forward::Lists,
         heads: u64,
         n: usize,
+        shape: (usize, u32),
     ) -> Result<(), DriverError> {
         let all = |stream: &Stream| {
             model.trunk(stream, lists)?;
             model.logits(stream, heads, n as u32)?;
             self.choices.launch(stream, model, n)
         };
-        if let Some(graph) = self.graphs.get(&n) {
+        if let Some(graph) = self.graphs.get(&shape) {
             return graph.launch(stream);
         }
-        if !self.seen.contains(&n) {
+        if self.seen.insert(shape) {
             // Code that is not on the GPU yet cannot be brought there inside a capture.
-            all(stream)?;
-            self.seen.insert(n);
-            return Ok(());
+            return all(stream);
         }
         let graph = Graph::capture(stream, all)?;
         graph.launch(stream)?;
-        self.graphs.insert(n, graph);
+        self.graphs.insert(shape, graph);
         Ok(())
     }
 
@@ -266,6 +294,7 @@ impl Stepper {
             long_job_count,
             long_job_tokens: JOB_TOKENS,
             local: batch.local,
+            unstored: false,
             replays,
         })
     }

@@ -101,7 +101,25 @@ pub struct Block {
     pub moe: Moe,
 }
 
-/// All weights but the MTP module's.
+/// The MTP module (model.md 8); embedding and head are the main model's.
+pub struct Mtp {
+    /// `[D, D]`.
+    pub e_proj: Scaled,
+    /// `[D, D]`.
+    pub h_proj: Scaled,
+    /// `[D]`.
+    pub enorm: DeviceSlice<f32>,
+    /// `[D]`.
+    pub hnorm: DeviceSlice<f32>,
+    /// Its one block.
+    pub block: Block,
+    /// Head mixing.
+    pub hc_head: Mixer,
+    /// `[D]`.
+    pub norm: DeviceSlice<f32>,
+}
+
+/// All weights.
 pub struct Weights {
     /// `[V, D]`.
     pub embed: Plain,
@@ -113,11 +131,13 @@ pub struct Weights {
     pub norm: DeviceSlice<f32>,
     /// `[V, D]`.
     pub head: Plain,
+    /// Where it drafts.
+    pub mtp: Option<Mtp>,
 }
 
 impl Weights {
-    /// Loads all of them; the experts' codes still have their stored order.
-    pub fn load(l: &mut Loader, config: &ModelConfig) -> Result<Weights, DriverError> {
+    /// Loads all of them, the MTP module if it `drafts`; the experts' codes still have their stored order.
+    pub fn load(l: &mut Loader, config: &ModelConfig, drafts: bool) -> Result<Weights, DriverError> {
         let layer = |i: usize, l: &mut Loader| {
             block(l, config, &format!("layers.{i}."), config.layers[i], config.is_hash_layer(i))
         };
@@ -127,8 +147,21 @@ impl Weights {
             hc_head: mixer(l, "hc_head")?,
             norm: l.vector("norm.weight")?,
             head: l.plain(&["head"])?,
+            mtp: drafts.then(|| mtp(l, config)).transpose()?,
         })
     }
+}
+
+fn mtp(l: &mut Loader, config: &ModelConfig) -> Result<Mtp, DriverError> {
+    Ok(Mtp {
+        e_proj: l.scaled(&["mtp.0.e_proj"])?,
+        h_proj: l.scaled(&["mtp.0.h_proj"])?,
+        enorm: l.vector("mtp.0.enorm.weight")?,
+        hnorm: l.vector("mtp.0.hnorm.weight")?,
+        block: block(l, config, "mtp.0.", LayerKind::Window, false)?,
+        hc_head: mixer(l, "mtp.0.hc_head")?,
+        norm: l.vector("mtp.0.norm.weight")?,
+    })
 }
 
 fn mixer(l: &mut Loader, name: &str) -> Result<Mixer, DriverError> {

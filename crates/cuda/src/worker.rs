@@ -6,7 +6,6 @@
 use std::sync::mpsc::{Receiver, Sender};
 
 use longwave_engine::step::Limits;
-use longwave_engine::tables::SeatTables;
 use longwave_model::geometry::LOGICAL_BLOCK;
 use longwave_model::{CacheLayout, ModelConfig, digest};
 
@@ -16,7 +15,7 @@ use crate::driver::{Arena, Context, DeviceSlice, DriverError, Gpu, Stream};
 use crate::fit;
 use crate::forward::Model;
 use crate::loader::{self, Loader};
-use crate::pools::{self, Changes, PoolSizes, Pools};
+use crate::pools::{self, PoolSizes, Pools};
 use crate::scratch::{self, Scratch, StepSizes};
 use crate::source::{Dummy, Source};
 use crate::stepper::Stepper;
@@ -60,13 +59,14 @@ impl Worker {
         let layout = CacheLayout::new(config, options.formats);
         let context = options.context.min(config.max_position_embeddings);
         let (tokens, seats) = (options.step_tokens as usize, options.seats as usize);
-        let sizes = StepSizes { tokens, seats, heads: seats.clamp(HEADS.0, HEADS.1) };
+        let rows = seats.saturating_mul(1 + options.drafts as usize);
+        let sizes = StepSizes { tokens, seats, heads: rows.clamp(HEADS.0, HEADS.1), drafts: options.drafts };
 
         let device = Context::open(gpu)?;
         let stream = Stream::new(&device)?;
         let mut counting = Arena::counting(&device);
         buffers(&device, &mut counting, config, &layout, context, sizes)?;
-        let (weights_bytes, scratch_bytes) = (loader::bytes(config), counting.used_bytes());
+        let (weights_bytes, scratch_bytes) = (loader::bytes(config, options.drafts > 0), counting.used_bytes());
         let free = device.free_bytes()?;
         let memory = |what, need: u64, hint| OpenError::Memory {
             what,
@@ -82,7 +82,7 @@ impl Worker {
             let hint = "lower --max-num-batched-tokens, --max-num-seqs or --max-model-len, or use --backend cpu";
             return Err(memory("weights, scratch and block tables", taken, hint));
         }
-        let sliding = 2 * layout.bytes(layout.sliding_units(0)) * u64::from(options.seats);
+        let sliding = 2 * layout.bytes(layout.sliding_units(options.drafts)) * u64::from(options.seats);
         let block = layout.bytes(layout.long_lived_units());
         // More than all sequences at their longest is of no use.
         let blocks = u64::from(context.div_ceil(LOGICAL_BLOCK)) * u64::from(options.seats);
@@ -96,7 +96,7 @@ impl Worker {
             let hint = "lower --kv-cache-memory-bytes, or leave it out";
             return Err(memory("weights, scratch and the cache", taken + cache_bytes, hint));
         }
-        let units = layout.plan_units(options.seats, 0, cache_bytes);
+        let units = layout.plan_units(options.seats, options.drafts, cache_bytes);
         let pool_bytes = layout.bytes(units);
         let mut arena = Arena::new(&device, taken + pool_bytes + (1 << 20))?;
         // Rows that nothing was written to are multiplied by zero now and then, and must be finite.
@@ -106,10 +106,11 @@ impl Worker {
             Load::Dummy(config) => Source::Dummy(Dummy::new(&device, config)?),
         };
         let mut loader = Loader { source: &source, stream: &stream, arena: &mut arena, progress };
-        let weights = Weights::load(&mut loader, config)?;
+        let weights = Weights::load(&mut loader, config, options.drafts > 0)?;
         let pools = Pools::new(&mut arena, &stream, layout.clone(), &pool_sizes(units))?;
         let (scratch, frequencies, stepper) = buffers(&device, &mut arena, config, &layout, context, sizes)?;
-        let model = Model::new(&device, &stream, config.clone(), weights, pools, scratch, frequencies)?;
+        let model =
+            Model::new(&device, &stream, config.clone(), weights, pools, scratch, frequencies, options.streams)?;
         stream.synchronize()?;
 
         let limits = Limits {
@@ -117,7 +118,7 @@ impl Worker {
             step_tokens: options.step_tokens,
             context,
             units,
-            drafts: 0,
+            drafts: options.drafts,
             in_flight: 1,
             vocab: config.vocab_size as u32,
         };
@@ -173,9 +174,7 @@ fn buffers(
 ) -> Result<(Scratch, [DeviceSlice<f32>; 2], Stepper), DriverError> {
     let scratch = scratch::take(arena, config, sizes)?;
     let frequencies = [arena.slice(32)?, arena.slice(32)?];
-    let tables = SeatTables::new(layout, sizes.seats as u32);
-    let tables = (tables, Changes::new(layout, sizes.seats as u32, context));
-    let stepper = Stepper::new(device, arena, config.num_hidden_layers, config.vocab_size, tables, sizes)?;
+    let stepper = Stepper::new(device, arena, config, layout, context, sizes)?;
     Ok((scratch, frequencies, stepper))
 }
 
@@ -195,7 +194,9 @@ fn fingerprint(load: &Load, gpu: &Gpu, options: CudaOptions) -> [u8; 32] {
         Load::Checkpoint(checkpoint) => (&checkpoint.config, digest::weights(checkpoint)),
         Load::Dummy(config) => (config, [0; 32]),
     };
-    hash.update(format!("{ROWS} sm_{}{} {config:?} {formats:?}", gpu.major, gpu.minor).as_bytes());
+    // With drafts the module's window rows are filled.
+    let drafts = options.drafts > 0;
+    hash.update(format!("{ROWS} sm_{}{} {config:?} {formats:?} {drafts}", gpu.major, gpu.minor).as_bytes());
     hash.update(&digest);
     let own = |cubin: &&cubins::Cubin| cubin.arch.trim_end_matches(['a', 'f']) == format!("{}{}", gpu.major, gpu.minor);
     for cubin in cubins::CUBINS.iter().filter(own) {

@@ -13,6 +13,7 @@ pub mod keys;
 pub mod linear_bf16;
 pub mod linear_fp8;
 pub mod mhc;
+pub mod mtp;
 pub mod quantise;
 pub mod rope;
 pub mod router;

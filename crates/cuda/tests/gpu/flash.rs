@@ -5,6 +5,7 @@ use std::sync::mpsc;
 use std::time::Instant;
 
 use longwave_cuda::backend::{CudaBackend, CudaOptions, Load};
+use longwave_cuda::timers::OperatorTime;
 use longwave_engine::request::{Event, FinishReason, Request};
 use longwave_engine::step::Token;
 use longwave_engine::{Engine, EngineOptions};
@@ -46,25 +47,41 @@ fn decode(engine: &mut Engine<CudaBackend>, batch: usize, context: usize, seed: 
     ((to - from).as_secs_f64() * 1e3 / steps, prefill)
 }
 
+/// A number from the environment.
+pub fn number(name: &str, default: usize) -> usize {
+    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
+}
+
+/// Prints where the time went.
+pub fn print(times: &[OperatorTime]) {
+    let sum: f64 = times.iter().map(|time| time.us).sum();
+    for time in times {
+        let (share, each) = (100.0 * time.us / sum, time.us / f64::from(time.calls));
+        println!("    {:<28} {share:5.1} %  {:6} calls of {each:8.2} us", time.name, time.calls);
+    }
+}
+
 #[test]
 fn flash_layers_decode_and_are_measured() {
     if longwave_cuda::driver::probe().is_err() || longwave_cuda::cubins::CUBINS.is_empty() {
         println!("skipped: no GPU, or built without nvcc");
         return;
     }
-    let number = |name: &str, default: usize| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default);
     let mut config = presets::flash();
     config.num_hidden_layers = number("FLASH_LAYERS", 12);
     config.layers.truncate(config.num_hidden_layers);
-    config.num_nextn_predict_layers = 0;
+    let drafts = number("FLASH_DRAFTS", 0) as u32;
+    config.num_nextn_predict_layers = usize::from(drafts > 0);
     let formats = CacheFormats { main: MainFormat::Fp8, index: IndexFormat::Fp4 };
     let options = CudaOptions {
         gpu: 0,
         seats: 32,
         step_tokens: number("FLASH_STEP", 2048) as u32,
         context: 1 << 20,
-        cache_bytes: Some(8 << 30),
+        cache_bytes: Some((number("FLASH_CACHE_GIB", 8) as u64) << 30),
         formats,
+        drafts,
+        streams: number("FLASH_STREAMS", 2) as u32,
     };
     let began = Instant::now();
     let backend = CudaBackend::open(Load::Dummy(config.clone()), options, |_| ()).unwrap();
@@ -74,7 +91,7 @@ fn flash_layers_decode_and_are_measured() {
         backend.summary(),
         began.elapsed().as_secs_f64()
     );
-    let mut engine = Engine::new(backend, EngineOptions { prefix_cache: false, ..EngineOptions::default() });
+    let mut engine = Engine::new(backend, EngineOptions { prefix_cache: false, drafts, ..EngineOptions::default() });
     let _ = decode(&mut engine, 1, 100, 1);
     for (batch, context) in [(1, 1000), (1, 8192), (8, 1000), (32, 1000), (1, number("FLASH_CONTEXT", 65_536))] {
         let (ms, prefill) = decode(&mut engine, batch, context, 3);
@@ -84,11 +101,15 @@ fn flash_layers_decode_and_are_measured() {
             engine.backend_mut().time_operators(true).unwrap();
             let _ = decode(&mut engine, batch, context.min(64), 3);
             let times = engine.backend_mut().time_operators(false).unwrap();
-            let sum: f64 = times.iter().map(|time| time.us).sum();
-            for time in times {
-                let (share, each) = (100.0 * time.us / sum, time.us / f64::from(time.calls));
-                println!("    {:<28} {share:5.1} %  {:6} calls of {each:8.2} us", time.name, time.calls);
-            }
+            print(&times);
         }
+    }
+    // Where the time of a long prefill goes, and a decode step behind it.
+    let context = number("FLASH_PREFILL", 0);
+    if context > 0 {
+        engine.backend_mut().time_operators(true).unwrap();
+        let (ms, prefill) = decode(&mut engine, 1, context, 5);
+        println!("batch 1, context {context} with timers: {ms:.2} ms a step, prefill {prefill:.0} tokens/s");
+        print(&engine.backend_mut().time_operators(false).unwrap());
     }
 }

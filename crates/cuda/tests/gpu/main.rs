@@ -7,6 +7,7 @@
 
 mod attend;
 mod compress;
+mod depth;
 mod driver;
 mod ends;
 mod experts;
@@ -18,6 +19,7 @@ mod linear_bf16;
 mod mhc;
 mod model;
 mod moe;
+mod mtp;
 mod paged;
 mod quantise;
 mod rig;

@@ -16,7 +16,7 @@ use safetensors::SafeTensors;
 
 use crate::rig::relative_error;
 
-const FORMATS: CacheFormats = CacheFormats { main: MainFormat::Fp8, index: IndexFormat::Fp4 };
+pub const FORMATS: CacheFormats = CacheFormats { main: MainFormat::Fp8, index: IndexFormat::Fp4 };
 
 fn tiny() -> Checkpoint {
     Checkpoint::open(&testdata().join("tiny"), &mut |_| ()).unwrap()
@@ -30,7 +30,12 @@ fn testdata() -> PathBuf {
 
 /// The tiny model on the first GPU; `None`, with the reason printed, where there is none.
 fn on_gpu(seats: u32, step_tokens: u32, formats: CacheFormats) -> Option<CudaBackend> {
-    let options = CudaOptions { gpu: 0, seats, step_tokens, context: 8192, cache_bytes: Some(1 << 30), formats };
+    drafting_on_gpu(seats, step_tokens, formats, 0)
+}
+
+pub fn drafting_on_gpu(seats: u32, step_tokens: u32, formats: CacheFormats, drafts: u32) -> Option<CudaBackend> {
+    let (context, cache_bytes) = (8192, Some(1 << 30));
+    let options = CudaOptions { gpu: 0, seats, step_tokens, context, cache_bytes, formats, drafts, streams: 2 };
     match CudaBackend::open(Load::Checkpoint(tiny()), options, |_| ()) {
         Ok(backend) => Some(backend),
         Err(error) if longwave_cuda::driver::probe().is_err() || longwave_cuda::cubins::CUBINS.is_empty() => {
@@ -41,14 +46,14 @@ fn on_gpu(seats: u32, step_tokens: u32, formats: CacheFormats) -> Option<CudaBac
     }
 }
 
-fn on_cpu(formats: CacheFormats, profile: Profile) -> CpuBackend {
+pub fn on_cpu(formats: CacheFormats, profile: Profile, drafts: u32) -> CpuBackend {
     let model = Model::new(&tiny(), profile, formats);
-    let options = CpuOptions { seats: 4, step_tokens: 512, context: 8192, cache_bytes: 1 << 30, drafts: 0 };
+    let options = CpuOptions { seats: 4, step_tokens: 512, context: 8192, cache_bytes: 1 << 30, drafts };
     CpuBackend::new(model, options).unwrap()
 }
 
 /// Prompt, greedy continuation and the gap between the best two logits at each of its tokens.
-fn golden(name: &str) -> (Vec<Token>, Vec<Token>, Vec<f32>) {
+pub fn golden(name: &str) -> (Vec<Token>, Vec<Token>, Vec<f32>) {
     let bytes = std::fs::read(testdata().join(format!("golden/{name}.cache.safetensors"))).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     let longs = |key: &str| -> Vec<Token> {
@@ -125,8 +130,8 @@ fn logits_of_texts_agree_with_the_cpus() {
             .map(|name| Request { logits: ReturnLogits::All, ..Request::greedy(golden(name).0, 1) })
             .collect();
         let ours = alone(backend, &requests);
-        let reference = alone(on_cpu(formats, Profile::Serving), &requests);
-        let other = alone(on_cpu(formats, Profile::Reference), &requests);
+        let reference = alone(on_cpu(formats, Profile::Serving, 0), &requests);
+        let other = alone(on_cpu(formats, Profile::Reference, 0), &requests);
         let all = |answers: &[Answer]| answers.iter().flat_map(|a| a.logits.clone()).collect::<Vec<f32>>();
         let (ours, reference, other) = (all(&ours), all(&reference), all(&other));
         let (kl, same) = agreement(&reference, &ours, 2432);

@@ -1,0 +1,259 @@
+//! Attention of a block (model.md 6): projections, window rows, compressed entries, index selection, the core, output.
+//!
+//! In layers with compressed entries a second stream works beside the step's own: the indexer with its keys in c4 layers,
+//! the compressor in c128 layers. What both read is there before they part, and they write different buffers.
+
+use longwave_model::config::LayerKind;
+use longwave_model::geometry::CacheKind;
+
+use crate::driver::{Context, DeviceSlice, DriverError, Event, Stream};
+use crate::forward::{Lists, Model};
+use crate::ops::Pages;
+use crate::ops::attend::{Attention as Core, Entries};
+use crate::ops::compress::Compressor as Closing;
+use crate::ops::index::{Queries, Selection};
+use crate::ops::keys::{Gather, Heads, Projected};
+use crate::weights::{Attention, Compressor, Indexer};
+
+/// A second stream, and the places where the two part and meet.
+pub(crate) struct Beside {
+    stream: Stream,
+    parted: Event,
+    met: Event,
+}
+
+impl Beside {
+    /// A stream on the GPU of `context`.
+    pub fn new(context: &Context) -> Result<Beside, DriverError> {
+        let (parted, met) = (Event::new(context)?, Event::new(context)?);
+        Ok(Beside { stream: Stream::new(context)?, parted, met })
+    }
+}
+
+impl Model {
+    /// Products with `wq_a` and `wkv` of `input`; query latents to `q_low`, window rows to the cache and to the step's own
+    /// pages.
+    pub(crate) fn keys(&self, stream: &Stream, layer: usize, a: &Attention, lists: &Lists) -> Result<(), DriverError> {
+        let (s, c, t) = (&self.scratch, &self.config, lists.tokens);
+        let (window, local) = (self.pages(CacheKind::Window, layer), self.pools.local());
+        self.fp8(stream, &a.wq_a_wkv, 1, &s.input, &s.q_kv, t)?;
+        self.mark(stream, "wq_a + wkv")?;
+        let projected = Projected {
+            products: s.q_kv.address(),
+            rows: lists.rows,
+            angles: s.angles[usize::from(a.kind != LayerKind::Window)].address(),
+            q_norm: a.q_norm.address(),
+            kv_norm: a.kv_norm.address(),
+            codes: s.q_low.codes.address(),
+            scales: s.q_low.scales.address(),
+            window: if lists.unstored { Pages { shift: window.shift, ..self.pools.hidden() } } else { window },
+            local: if lists.local { local } else { Pages { table: 0, ..local } },
+            tokens: t,
+            q_width: c.q_lora_rank as u32,
+            eps: c.rms_norm_eps,
+        };
+        if lists.local && lists.sequence_count > 0 {
+            let gather = Gather { sequences: lists.starts, count: lists.sequence_count, window, local };
+            self.ops.keys.gather(stream, &gather)?;
+        }
+        self.ops.keys.project(stream, &projected)?;
+        self.mark(stream, "q/kv norm and insert")
+    }
+
+    /// Attention (model.md 6), from `normed` and `input` to `output`.
+    pub(crate) fn attention(
+        &self,
+        stream: &Stream,
+        layer: usize,
+        a: &Attention,
+        lists: &Lists,
+    ) -> Result<(), DriverError> {
+        let (s, c, t, eps) = (&self.scratch, &self.config, lists.tokens, self.config.rms_norm_eps);
+        let heads = c.num_attention_heads as u32;
+        let angles = s.angles[usize::from(a.kind != LayerKind::Window)].address();
+        let window = self.pages(CacheKind::Window, layer);
+        let local = self.pools.local();
+        self.keys(stream, layer, a, lists)?;
+        self.part(stream, a, |beside| match &a.indexer {
+            Some(indexer) => {
+                self.index_keys(beside, layer, indexer, lists)?;
+                self.select(beside, layer, indexer, lists)
+            }
+            None => self.compress(beside, layer, a, lists),
+        })?;
+        if a.indexer.is_some() {
+            self.compress(stream, layer, a, lists)?;
+        }
+        self.fp8(stream, &a.wq_b, 1, &s.q_low, &s.q_wide, t)?;
+        self.mark(stream, "wq_b")?;
+        let queries =
+            Heads { products: s.q_wide.address(), rows: lists.rows, angles, out: s.q.address(), tokens: t, heads, eps };
+        self.ops.keys.queries(stream, &queries)?;
+        self.mark(stream, "q norm and rotation")?;
+        self.meet(stream, a)?;
+        let entries = match a.kind {
+            LayerKind::Window => Entries::Window,
+            LayerKind::C128 => Entries::All { pages: self.pages(CacheKind::C128Main, layer), ratio: 128 },
+            LayerKind::C4 => Entries::Picked {
+                pages: self.pages(CacheKind::C4Main, layer),
+                picks: s.picks.address(),
+                len: c.index_topk as u32,
+                counts: s.pick_counts.address(),
+            },
+        };
+        let single = a.kind == LayerKind::C4 || lists.long_job_count == 0;
+        let core = Core {
+            queries: s.q.address(),
+            sinks: a.sink.address(),
+            angles,
+            jobs: if single { lists.jobs + lists.job_stride * layer as u64 } else { lists.long_jobs },
+            job_count: if single { t } else { lists.long_job_count },
+            job_tokens: if single { 1 } else { lists.long_job_tokens },
+            window: if lists.local { local } else { window },
+            reach: c.sliding_window - 1,
+            entries,
+            heads,
+            out: 0,
+            codes: s.o.codes.address(),
+            scales: s.o.scales.address(),
+        };
+        self.ops.attend.attend(stream, &core)?;
+        let name = match a.kind {
+            LayerKind::Window => "attention window",
+            LayerKind::C4 => "attention c4a",
+            LayerKind::C128 => "attention c128a",
+        };
+        self.mark(stream, name)?;
+        let wide = (c.o_groups * c.o_lora_rank) as u32;
+        self.fp8(stream, &a.wo_a, c.o_groups as u32, &s.o, &s.o_low_wide, t)?;
+        self.mark(stream, "wo_a")?;
+        let (codes, scales) = (s.o_low.codes.address(), s.o_low.scales.address());
+        self.ops.quantise.quantise(stream, s.o_low_wide.address(), codes, scales, u64::from(t * wide))?;
+        self.mark(stream, "quantise")?;
+        self.fp8(stream, &a.wo_b, 1, &s.o_low, &s.product, t)?;
+        self.mark(stream, "wo_b")?;
+        self.ops.quantise.round(
+            stream,
+            s.product.address(),
+            s.output.address(),
+            u64::from(t) * c.hidden_size as u64,
+        )?;
+        self.mark(stream, "quantise")
+    }
+
+    /// The second stream, in a layer that has work for it and while no timer needs all work in one.
+    fn beside(&self, a: &Attention) -> Option<&Beside> {
+        self.beside.as_ref().filter(|_| a.compressor.is_some() && self.timers.is_none())
+    }
+
+    /// Lets `work` run beside what comes next in `stream`, or in it.
+    fn part(
+        &self,
+        stream: &Stream,
+        a: &Attention,
+        work: impl FnOnce(&Stream) -> Result<(), DriverError>,
+    ) -> Result<(), DriverError> {
+        let Some(beside) = self.beside(a) else { return work(stream) };
+        beside.parted.record(stream)?;
+        beside.stream.wait(&beside.parted)?;
+        work(&beside.stream)?;
+        beside.met.record(&beside.stream)
+    }
+
+    /// Waits for what ran beside.
+    fn meet(&self, stream: &Stream, a: &Attention) -> Result<(), DriverError> {
+        self.beside(a).map_or(Ok(()), |beside| stream.wait(&beside.met))
+    }
+
+    /// Where a compressor puts the entries of groups that end, and the state of open ones (model.md 6.4).
+    fn closing(
+        &self,
+        layer: usize,
+        products: &DeviceSlice<f32>,
+        c: &Compressor,
+        [state, entries]: [CacheKind; 2],
+    ) -> Closing {
+        let table = if entries == CacheKind::C128Main { 3 } else { 2 };
+        Closing {
+            products: products.address(),
+            ape: c.ape.address(),
+            angles: self.scratch.angles[table].address(),
+            norm: c.norm.address(),
+            state: self.pages(state, layer),
+            entries: self.pages(entries, layer),
+            eps: self.config.rms_norm_eps,
+        }
+    }
+
+    /// Main entries of a layer, if it has any.
+    fn compress(&self, stream: &Stream, layer: usize, a: &Attention, lists: &Lists) -> Result<(), DriverError> {
+        let (s, t) = (&self.scratch, lists.tokens);
+        let Some(compressor) = &a.compressor else { return Ok(()) };
+        self.bf16(stream, &compressor.projection, &s.normed, &s.compressed, t)?;
+        self.mark(stream, "compressor projection")?;
+        if a.indexer.is_none() {
+            let kinds = [CacheKind::C128State, CacheKind::C128Main];
+            let c = self.closing(layer, &s.compressed, compressor, kinds);
+            self.ops.compress.main128(stream, &c, lists.sequences, lists.sequence_count, lists.most_rows)?;
+            return self.mark(stream, "c128 compress");
+        }
+        let main = self.closing(layer, &s.compressed, compressor, [CacheKind::C4State, CacheKind::C4Main]);
+        self.ops.compress.main4(stream, &main, lists.closing, t)?;
+        if lists.replays {
+            // The rows of a replay store their state; all entries are there, and a table without blocks hides them.
+            let hidden = Closing { entries: self.pools.hidden(), ..main };
+            self.ops.compress.main4(stream, &hidden, lists.rows, t)?;
+        }
+        self.mark(stream, "c4 compress")
+    }
+
+    /// Index keys of a c4 layer.
+    fn index_keys(&self, stream: &Stream, layer: usize, indexer: &Indexer, lists: &Lists) -> Result<(), DriverError> {
+        let (s, t, keys) = (&self.scratch, lists.tokens, &indexer.compressor);
+        self.bf16(stream, &keys.projection, &s.normed, &s.index_compressed, t)?;
+        self.mark(stream, "index compressor projection")?;
+        let index = self.closing(layer, &s.index_compressed, keys, [CacheKind::IndexState, CacheKind::C4Index]);
+        self.ops.compress.index4(stream, &index, lists.closing, t)?;
+        if lists.replays {
+            let hidden = Closing { entries: self.pools.hidden(), ..index };
+            self.ops.compress.index4(stream, &hidden, lists.rows, t)?;
+        }
+        self.mark(stream, "index compress")
+    }
+
+    /// Entries that every row picks in a c4 layer (model.md 6.5).
+    fn select(&self, stream: &Stream, layer: usize, indexer: &Indexer, lists: &Lists) -> Result<(), DriverError> {
+        let (s, c, t) = (&self.scratch, &self.config, lists.tokens);
+        let heads = c.index_n_heads as u32;
+        self.fp8(stream, &indexer.wq_b, 1, &s.q_low, &s.index_wide, t)?;
+        self.mark(stream, "index wq_b")?;
+        self.bf16(stream, &indexer.weights_proj, &s.normed, &s.index_gates, t)?;
+        self.mark(stream, "index weights")?;
+        let queries = Queries {
+            products: s.index_wide.address(),
+            gates: s.index_gates.address(),
+            rows: lists.rows,
+            angles: s.angles[1].address(),
+            out: s.index_queries.address(),
+            weights: s.index_weights.address(),
+            tokens: t,
+            heads,
+        };
+        self.ops.index.queries(stream, &queries)?;
+        self.mark(stream, "index queries")?;
+        let selection = Selection {
+            queries: s.index_queries.address(),
+            weights: s.index_weights.address(),
+            rows: lists.rows,
+            keys: self.pages(CacheKind::C4Index, layer),
+            scratch: s.candidates.address(),
+            picks: s.picks.address(),
+            counts: s.pick_counts.address(),
+            tokens: t,
+            heads,
+            k: c.index_topk as u32,
+        };
+        self.ops.index.select(stream, &selection)?;
+        self.mark(stream, "index select")
+    }
+}
