@@ -14,6 +14,7 @@
 #include "common/cluster.cuh"
 #include "common/fp8.cuh"
 #include "common/mma.cuh"
+#include "common/overlap.cuh"
 #include "common/pages.cuh"
 #include "common/rows.cuh"
 #include "common/widen.cuh"
@@ -424,6 +425,7 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
              uint8_t* entry_pool, const unsigned* entry_table, unsigned long long entry_bytes, unsigned entry_len, \
              unsigned entry_shift, const unsigned* picks, unsigned picks_len, const unsigned* counts, uint16_t* out,     \
              uint8_t* codes, float* scales, unsigned heads, unsigned block_tokens, unsigned reach, unsigned ratio) {     \
+        longwave::overlap();                                                                                             \
         const Pages window = {window_pool, window_table, window_bytes, window_len, window_shift};                        \
         const Pages entries = {entry_pool, entry_table, entry_bytes, entry_len, entry_shift};                            \
         attend<rows, fp8>(q, sinks, angles, jobs, window, entries, picks, picks_len, counts, out, codes, scales, heads,  \

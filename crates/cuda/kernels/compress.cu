@@ -11,6 +11,7 @@
 #include "common/bf16.cuh"
 #include "common/fp8.cuh"
 #include "common/index.cuh"
+#include "common/overlap.cuh"
 #include "common/pages.cuh"
 #include "common/rows.cuh"
 
@@ -272,6 +273,7 @@ __device__ __forceinline__ void compress128(const float* __restrict__ products, 
              uint8_t* state_pool, const unsigned* state_table, unsigned long long state_bytes, unsigned state_len,        \
              unsigned state_shift, uint8_t* entry_pool, const unsigned* entry_table, unsigned long long entry_bytes,      \
              unsigned entry_len, unsigned entry_shift, float eps) {                                                       \
+        longwave::overlap();                                                                                             \
         const Pages state = {state_pool, state_table, state_bytes, state_len, state_shift};                               \
         const Pages entries = {entry_pool, entry_table, entry_bytes, entry_len, entry_shift};                             \
         compress4<format>(products, ape, rows, angles, norm, state, entries, eps);                                        \
@@ -290,6 +292,7 @@ COMPRESS4(compress4_index_bf16, Entry::IndexBf16, 128)
              uint8_t* state_pool, const unsigned* state_table, unsigned long long state_bytes, unsigned state_len,        \
              unsigned state_shift, uint8_t* entry_pool, const unsigned* entry_table, unsigned long long entry_bytes,      \
              unsigned entry_len, unsigned entry_shift, float eps) {                                                       \
+        longwave::overlap();                                                                                             \
         const Pages state = {state_pool, state_table, state_bytes, state_len, state_shift};                               \
         const Pages entries = {entry_pool, entry_table, entry_bytes, entry_len, entry_shift};                             \
         compress128<fp8>(products, ape, sequences, angles, norm, state, entries, eps);                                    \

@@ -3,8 +3,11 @@
 // place), so the same seed gives the same weights.
 #include <stdint.h>
 
+#include "common/overlap.cuh"
+
 extern "C" __global__ void dummy_words(uint32_t* __restrict__ out, unsigned long long count, unsigned long long seed,
                                        uint32_t kept, uint32_t set) {
+    longwave::overlap();
     const unsigned long long stride = static_cast<unsigned long long>(gridDim.x) * blockDim.x;
     for (unsigned long long i = static_cast<unsigned long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += stride) {
         unsigned long long x = (i + seed * 0x9e3779b97f4a7c15ull) * 0xbf58476d1ce4e5b9ull;

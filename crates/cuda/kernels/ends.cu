@@ -6,12 +6,14 @@
 #include <stdint.h>
 
 #include "common/bf16.cuh"
+#include "common/overlap.cuh"
 #include "common/pages.cuh"
 #include "common/reduce.cuh"
 
 // Grid tokens, 256 threads. ids u32 [tokens]; table bf16 [vocab, width]; streams bf16 [tokens, 4, width].
 extern "C" __global__ void __launch_bounds__(256)
 embed(const unsigned* __restrict__ ids, const uint4* __restrict__ table, uint4* __restrict__ streams, unsigned width) {
+    longwave::overlap();
     const unsigned id = ids[blockIdx.x], pieces = width / 8;
     uint4* to = streams + size_t(blockIdx.x) * 4 * pieces;
     for (unsigned i = threadIdx.x; i < pieces; i += 256) {
@@ -29,6 +31,7 @@ extern "C" __global__ void __launch_bounds__(256)
 head_mix(const uint2* __restrict__ streams, const unsigned* __restrict__ rows, const float4* __restrict__ function,
          const float* __restrict__ base, const float* __restrict__ scale, const float4* __restrict__ weight,
          uint2* __restrict__ out, unsigned width, float norm_eps, float hc_eps) {
+    longwave::overlap();
     const unsigned row = rows[blockIdx.x], quads = width / 4;
     uint2* to = out + size_t(blockIdx.x) * quads;
     if (row == longwave::UNMAPPED) {

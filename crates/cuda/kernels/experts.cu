@@ -7,6 +7,7 @@
 
 #include "common/bf16.cuh"
 #include "common/fp8.cuh"
+#include "common/overlap.cuh"
 #include "common/pages.cuh"
 #include "common/rows.cuh"
 
@@ -28,6 +29,7 @@ __device__ __forceinline__ float activate(float gate, float up, float limit, flo
 extern "C" __global__ void __launch_bounds__(256)
 swiglu(const float* __restrict__ y, const float* __restrict__ weights, const unsigned* __restrict__ sources,
        uint32_t* __restrict__ codes, float* __restrict__ scales, unsigned rows, unsigned inner, float limit) {
+    longwave::overlap();
     const unsigned per_row = inner / 128, lane = threadIdx.x % 32;
     const unsigned long long group = blockIdx.x * 8ull + threadIdx.x / 32;
     const unsigned row = static_cast<unsigned>(group / per_row), at = static_cast<unsigned>(group % per_row) * 128 + 4 * lane;
@@ -54,6 +56,7 @@ swiglu(const float* __restrict__ y, const float* __restrict__ weights, const uns
 extern "C" __global__ void __launch_bounds__(256)
 combine(const float4* __restrict__ shared, const float4* __restrict__ routed, const unsigned* __restrict__ places,
         uint2* __restrict__ out, unsigned width, unsigned k) {
+    longwave::overlap();
     const unsigned token = blockIdx.y, at = blockIdx.x * 256 + threadIdx.x, quads = width / 4;
     if (at >= quads) {
         return;

@@ -1,19 +1,19 @@
 // architectures: 90a 100a
 // y = W_e x for a few rows per expert: W e2m1, packed [experts, rows, cols / 2] in the order of `repack` below,
 // with one ue8m0 scale per 32 columns [experts, rows, cols / 32]; x e4m3 [inputs, cols] with a float scale per 128
-// columns. A group is up to eight rows (32 for the kernels called many) of one expert, or none: {expert, first pair, pairs}; pair p reads input inputs[p]
+// columns. A group is up to eight rows (64 for the kernels called many, 32 for each z of the grid) of one expert, or none: {expert, first pair, pairs}; pair p reads input inputs[p]
 // (p where inputs is null) and writes y [pairs, rows] float. experts_fp4.md has floor, design and measured steps.
 //
 // A row's column blocks are summed in SPLIT parts: part p has the blocks p, p + SPLIT, ..., and the parts are added in
 // order. For eight rows SPLIT warps share sixteen weight rows and have a part each; for 32 a warp visits all parts. Sums
 // have one order, so a pair's result has the same bits whatever else is in its group, and from either kernel. Needs
 // rows % 16 == 0, cols % 128 == 0.
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
 #include <stdint.h>
 
 #include "common/cluster.cuh"
+#include "common/halves.cuh"
 #include "common/mma.cuh"
+#include "common/overlap.cuh"
 #include "common/tiles.cuh"
 
 namespace {
@@ -26,27 +26,6 @@ constexpr int AHEAD = 2;
 // For 32 pairs: column blocks of codes and scales on their way, and the bytes of one.
 constexpr int STAGES = 4;
 constexpr int STAGE = 32 * (BLOCK + 4);
-
-// Codes of eight columns, as `repack` arranges them, as four pairs of halves times 2^-14; exact. The upper byte of a half
-// is sign, five bits of exponent, two of mantissa; s000eem0 is e2m1's value times 2^-14, zero and 0.5 included.
-__device__ __forceinline__ void widen_e2m1(uint32_t codes, uint32_t (&out)[4]) {
-    const uint32_t first = codes & 0x8e8e8e8eu;
-    const uint32_t second = ((codes >> 3) & 0x0e0e0e0eu) | ((codes << 7) & 0x80808080u);
-    out[0] = __byte_perm(first, 0, 0x1404);
-    out[1] = __byte_perm(first, 0, 0x3424);
-    out[2] = __byte_perm(second, 0, 0x1404);
-    out[3] = __byte_perm(second, 0, 0x3424);
-}
-
-// Two e4m3 codes as a pair of halves.
-__device__ __forceinline__ uint32_t widen_e4m3(uint32_t codes) {
-    const __half2_raw a = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes & 0xffff), __NV_E4M3);
-    return static_cast<uint32_t>(a.x) | static_cast<uint32_t>(a.y) << 16;
-}
-
-__device__ __forceinline__ float ue8m0(uint32_t byte) {
-    return __uint_as_float(byte << 23);
-}
 
 // One thread's weights of a column block: rows g and g + 8.
 struct Tile {
@@ -97,7 +76,7 @@ __device__ __forceinline__ void experts(const uint8_t* __restrict__ w, const uin
         const unsigned t = i / (cols / 8), piece = i % (cols / 8);
         const uint2 v = __ldg(reinterpret_cast<const uint2*>(x + size_t(input_of(pair + t)) * cols + 8 * piece));
         widened[(piece / 4 * pairs + t) * 4 + piece % 4] =
-            make_uint4(widen_e4m3(v.x), widen_e4m3(v.x >> 16), widen_e4m3(v.y), widen_e4m3(v.y >> 16));
+            make_uint4(longwave::widen_e4m3(v.x), longwave::widen_e4m3(v.x >> 16), longwave::widen_e4m3(v.y), longwave::widen_e4m3(v.y >> 16));
     }
     __syncthreads();
     const uint4* own = widened + min(g, pairs - 1) * 4 + c;
@@ -121,12 +100,12 @@ __device__ __forceinline__ void experts(const uint8_t* __restrict__ w, const uin
             for (int j = 0; j < 4; j++) {
                 const uint4 xs = own[size_t(b * 4 + j) * pairs * 4];
                 uint32_t l[4], h[4];
-                widen_e2m1(wl[j], l);
-                widen_e2m1(wh[j], h);
+                longwave::widen_e2m1(wl[j], l);
+                longwave::widen_e2m1(wh[j], h);
                 float part[4];
                 longwave::mma_f16_first(part, l[0], h[0], l[1], h[1], xs.x, xs.y);
                 longwave::mma_f16(part, l[2], h[2], l[3], h[3], xs.z, xs.w);
-                const float sl = ue8m0(tile.low_scale >> (8 * j) & 0xff), sh = ue8m0(tile.high_scale >> (8 * j) & 0xff);
+                const float sl = longwave::ue8m0(tile.low_scale >> (8 * j) & 0xff), sh = longwave::ue8m0(tile.high_scale >> (8 * j) & 0xff);
                 sum[0] = fmaf(part[0], sl, sum[0]);
                 sum[1] = fmaf(part[1], sl, sum[1]);
                 sum[2] = fmaf(part[2], sh, sum[2]);
@@ -240,15 +219,15 @@ __device__ __forceinline__ void many(const uint8_t* __restrict__ w, const uint8_
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 uint32_t l[4], h[4];
-                widen_e2m1(wl[j], l);
-                widen_e2m1(wh[j], h);
-                const float sl = ue8m0(tile.low_scale >> (8 * j) & 0xff), sh = ue8m0(tile.high_scale >> (8 * j) & 0xff);
+                longwave::widen_e2m1(wl[j], l);
+                longwave::widen_e2m1(wh[j], h);
+                const float sl = longwave::ue8m0(tile.low_scale >> (8 * j) & 0xff), sh = longwave::ue8m0(tile.high_scale >> (8 * j) & 0xff);
 #pragma unroll
                 for (int n = 0; n < TILES; n++) {
                     const uint2 v = longwave::read_8(from + 1024 * j + 256 * n);
                     float part[4];
-                    longwave::mma_f16_first(part, l[0], h[0], l[1], h[1], widen_e4m3(v.x), widen_e4m3(v.x >> 16));
-                    longwave::mma_f16(part, l[2], h[2], l[3], h[3], widen_e4m3(v.y), widen_e4m3(v.y >> 16));
+                    longwave::mma_f16_first(part, l[0], h[0], l[1], h[1], longwave::widen_e4m3(v.x), longwave::widen_e4m3(v.x >> 16));
+                    longwave::mma_f16(part, l[2], h[2], l[3], h[3], longwave::widen_e4m3(v.y), longwave::widen_e4m3(v.y >> 16));
                     sum[n][0] = fmaf(part[0], sl, sum[n][0]);
                     sum[n][1] = fmaf(part[1], sl, sum[n][1]);
                     sum[n][2] = fmaf(part[2], sh, sum[n][2]);
@@ -292,7 +271,8 @@ __device__ __forceinline__ void many_of(const uint8_t* __restrict__ w, const uin
                                         float* __restrict__ y, unsigned rows, unsigned cols) {
     __shared__ uint4 staged[STAGES * STAGE / 16];
     const uint32_t at = longwave::shared_address(staged);
-    const unsigned expert = groups[3 * blockIdx.y], pair = groups[3 * blockIdx.y + 1], pairs = groups[3 * blockIdx.y + 2];
+    const unsigned expert = groups[3 * blockIdx.y], pair = groups[3 * blockIdx.y + 1] + 32 * blockIdx.z;
+    const unsigned left = max(groups[3 * blockIdx.y + 2] - int(32 * blockIdx.z), 0), pairs = min(left, 32u);
     switch ((pairs + 7) / 8) {
         case 0:
             return;
@@ -322,6 +302,7 @@ __device__ __forceinline__ void many_of(const uint8_t* __restrict__ w, const uin
     extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) experts_fp4_##split(                                     \
         const uint8_t* w, const uint8_t* w_scales, const uint8_t* x, const float* x_scales, const int* groups,           \
         const unsigned* inputs, float* y, unsigned rows, unsigned cols) {                                                \
+        longwave::overlap();                                                                                             \
         experts<split>(w, w_scales, x, x_scales, groups, inputs, y, rows, cols);                                         \
     }
 
@@ -333,6 +314,7 @@ ENTRY(2)
     extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT_MANY) experts_fp4_many_##split(                                \
         const uint8_t* w, const uint8_t* w_scales, const uint8_t* x, const float* x_scales, const int* groups,           \
         const unsigned* inputs, float* y, unsigned rows, unsigned cols) {                                                \
+        longwave::overlap();                                                                                             \
         many_of<split>(w, w_scales, x, x_scales, groups, inputs, y, rows, cols);                                         \
     }
 
@@ -354,6 +336,7 @@ __device__ __forceinline__ uint32_t arrange(uint32_t codes) {
 // Within each 64 bytes (128 columns) of a row: word 4 j + c goes to word 4 c + j, so that a thread's sixteen bytes hold
 // eight columns of each group of 32; within a word as above. One thread per 64 bytes, once, when weights are loaded.
 extern "C" __global__ void repack(uint4* w, unsigned long long pieces) {
+    longwave::overlap();
     const unsigned long long i = static_cast<unsigned long long>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < pieces) {
         const uint4 a = w[4 * i], b = w[4 * i + 1], c = w[4 * i + 2], d = w[4 * i + 3];

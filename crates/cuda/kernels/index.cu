@@ -12,6 +12,7 @@
 #include "common/fp8.cuh"
 #include "common/index.cuh"
 #include "common/mma.cuh"
+#include "common/overlap.cuh"
 #include "common/pages.cuh"
 #include "common/rows.cuh"
 #include "common/widen.cuh"
@@ -312,6 +313,7 @@ __device__ __forceinline__ void scores(const uint16_t* __restrict__ q, const flo
     extern "C" __global__ void __launch_bounds__(256)                                                                     \
         name(const float* products, const float* gates, const BatchRow* rows, const float* angles, uint2* out,            \
              float* weights, unsigned heads, float weight_scale) {                                                        \
+        longwave::overlap();                                                                                             \
         queries<format>(products, gates, rows, angles, out, weights, heads, weight_scale);                                \
     }
 
@@ -325,6 +327,7 @@ QUERIES(index_queries_bf16, Format::Bf16)
         name(const uint16_t* q, const float* weights, const BatchRow* rows, uint8_t* key_pool, const unsigned* key_table, \
              unsigned long long key_bytes, unsigned key_len, unsigned key_shift, Ranked* found, unsigned* counts,         \
              unsigned heads, unsigned k) {                                                                                \
+        longwave::overlap();                                                                                             \
         const Pages keys = {key_pool, key_table, key_bytes, key_len, key_shift};                                          \
         scores<format>(q, weights, rows, keys, found, counts, heads, k);                                                  \
     }
@@ -337,6 +340,7 @@ SCORES(index_scores_bf16, Format::Bf16)
 extern "C" __global__ void __launch_bounds__(MERGERS)
 index_merge(const BatchRow* __restrict__ rows, const Ranked* __restrict__ found, const unsigned* __restrict__ counts,
             unsigned* __restrict__ picks, unsigned* __restrict__ picked, unsigned segments, unsigned k) {
+    longwave::overlap();
     __shared__ unsigned count_of[SEGMENTS], partial[2][MERGERS / 32], chosen[2][MERGERS], cursor;
     const unsigned token = blockIdx.x, thread = threadIdx.x, lane = thread % 32;
     const BatchRow row = rows[token];

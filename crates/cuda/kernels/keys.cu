@@ -9,6 +9,7 @@
 
 #include "common/bf16.cuh"
 #include "common/fp8.cuh"
+#include "common/overlap.cuh"
 #include "common/pages.cuh"
 #include "common/rows.cuh"
 
@@ -91,6 +92,7 @@ __device__ __forceinline__ void keys(const float* __restrict__ projected, const 
              unsigned long long window_bytes, unsigned window_len, unsigned window_shift, uint8_t* local_pool,            \
              const unsigned* local_table, unsigned long long local_bytes, unsigned local_len, unsigned local_shift,       \
              unsigned q_width, float eps) {                                                                               \
+        longwave::overlap();                                                                                             \
         const Pages window = {window_pool, window_table, window_bytes, window_len, window_shift};                         \
         const Pages local = {local_pool, local_table, local_bytes, local_len, local_shift};                               \
         keys<fp8>(projected, rows, angles, q_norm, kv_norm, codes, scales, window, local, q_width, eps);                  \
@@ -106,6 +108,7 @@ gather_window(const uint2* __restrict__ sequences, const uint8_t* window_pool, c
               unsigned long long window_bytes, unsigned window_len, unsigned window_shift, uint8_t* local_pool,
               const unsigned* local_table, unsigned long long local_bytes, unsigned local_len, unsigned local_shift,
               unsigned row_bytes) {
+    longwave::overlap();
     const uint2 sequence = sequences[blockIdx.x];
     const unsigned back = blockIdx.y * 8 + threadIdx.x / 32 + 1, lane = threadIdx.x % 32;
     if (sequence.x == longwave::UNMAPPED || back > sequence.y || back >= WINDOW) {
@@ -135,6 +138,7 @@ gather_window(const uint2* __restrict__ sequences, const uint8_t* window_pool, c
 extern "C" __global__ void __launch_bounds__(256)
 queries(const float* __restrict__ x, const BatchRow* __restrict__ rows, const float* __restrict__ angles,
         uint32_t* __restrict__ out, unsigned heads, float eps) {
+    longwave::overlap();
     const unsigned token = blockIdx.y, head = blockIdx.x * 16 + threadIdx.x / 16, lane = threadIdx.x % 16;
     if (rows[token].seat == longwave::UNMAPPED) {
         return;

@@ -11,6 +11,7 @@
 #include "common/cluster.cuh"
 #include "common/copy.cuh"
 #include "common/mma.cuh"
+#include "common/overlap.cuh"
 
 namespace {
 
@@ -45,6 +46,8 @@ __device__ __forceinline__ void few(const uint16_t* __restrict__ w, const uint16
     if (part < blocks) {
         load(part);
     }
+    // Weights are on their way while the kernel before this one ends.
+    longwave::wait_before();
     for (unsigned b = part; b < blocks; b += SPLIT) {
         uint4 tile[4][2];
 #pragma unroll
@@ -197,10 +200,12 @@ __device__ __forceinline__ void many(const uint16_t* __restrict__ w, const uint1
 #define PARAMETERS const uint16_t *w, const uint16_t *x, float *y, unsigned rows, unsigned cols, unsigned tokens
 #define FEW(tiles, split, blocks)                                                                                        \
     extern "C" __global__ void __launch_bounds__(WARPS * 32, blocks) linear_bf16_##tiles##_##split(PARAMETERS) {         \
+        longwave::start_next();                                                                                          \
         few<tiles, split>(w, x, y, rows, cols, tokens);                                                                  \
     }
 #define MANY(split)                                                                                                      \
     extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) linear_bf16_many_##split(PARAMETERS) {                   \
+        longwave::overlap();                                                                                             \
         many<split>(w, x, y, rows, cols, tokens);                                                                        \
     }
 

@@ -8,12 +8,12 @@
 // a part each; the kernel for many tokens visits one part after the other. The order of every sum depends on the shape
 // alone (SPLIT is chosen by it), so a token's result has the same bits in any batch and from either kernel. Needs
 // rows % 16 == 0, cols % 128 == 0.
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
 #include <stdint.h>
 
 #include "common/cluster.cuh"
+#include "common/halves.cuh"
 #include "common/mma.cuh"
+#include "common/overlap.cuh"
 #include "common/tiles.cuh"
 
 namespace {
@@ -30,18 +30,6 @@ constexpr int HALVES = 2;
 #else
 constexpr int HALVES = 1;
 #endif
-
-// Four e4m3 codes as two pairs of halves; exact.
-__device__ __forceinline__ void widen(uint32_t codes, uint32_t& low, uint32_t& high) {
-    const __half2_raw a = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes & 0xffff), __NV_E4M3);
-    const __half2_raw b = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes >> 16), __NV_E4M3);
-    low = static_cast<uint32_t>(a.x) | static_cast<uint32_t>(a.y) << 16;
-    high = static_cast<uint32_t>(b.x) | static_cast<uint32_t>(b.y) << 16;
-}
-
-__device__ __forceinline__ uint32_t word(const uint4& v, int k) {
-    return k == 0 ? v.x : k == 1 ? v.y : k == 2 ? v.z : v.w;
-}
 
 // Weights of one thread in one column block: rows g and g + 8, columns 16 c .. and 64 + 16 c .. of the block.
 struct Tile {
@@ -84,6 +72,8 @@ __device__ __forceinline__ void linear(const uint8_t* __restrict__ w, const floa
             ahead[a].load(low + size_t(b) * BLOCK, high + size_t(b) * BLOCK);
         }
     }
+    // Weights are on their way while the kernel before this one ends.
+    longwave::wait_before();
     for (unsigned start = part_of_row; start < blocks; start += AHEAD * SPLIT) {
 #pragma unroll
         for (int a = 0; a < AHEAD; a++) {
@@ -110,12 +100,12 @@ __device__ __forceinline__ void linear(const uint8_t* __restrict__ w, const floa
 #pragma unroll
                 for (int s = 0; s < 4; s++) {
                     uint32_t a0, a1, a2, a3;
-                    widen(wl[s], a0, a2);
-                    widen(wh[s], a1, a3);
+                    longwave::widen_e4m3(wl[s], a0, a2);
+                    longwave::widen_e4m3(wh[s], a1, a3);
 #pragma unroll
                     for (int n = 0; n < TILES; n++) {
                         uint32_t b0, b1;
-                        widen(reinterpret_cast<const uint32_t*>(&tokens_x[n])[s], b0, b1);
+                        longwave::widen_e4m3(reinterpret_cast<const uint32_t*>(&tokens_x[n])[s], b0, b1);
                         longwave::mma_f16(part[n], a0, a1, a2, a3, b0, b1);
                     }
                 }
@@ -237,13 +227,13 @@ __device__ __forceinline__ void many(const uint8_t* __restrict__ w, const float*
                 uint32_t b0[N / 8], b1[N / 8];
 #pragma unroll
                 for (int n = 0; n < N / 8; n++) {
-                    widen(word(xs[n], k), b0[n], b1[n]);
+                    longwave::widen_e4m3(longwave::word(xs[n], k), b0[n], b1[n]);
                 }
 #pragma unroll
                 for (int m = 0; m < M / 16; m++) {
                     uint32_t a0, a1, a2, a3;
-                    widen(word(low[m], k), a0, a2);
-                    widen(word(high[m], k), a1, a3);
+                    longwave::widen_e4m3(longwave::word(low[m], k), a0, a2);
+                    longwave::widen_e4m3(longwave::word(high[m], k), a1, a3);
 #pragma unroll
                     for (int n = 0; n < N / 8; n++) {
                         longwave::mma_f16(part[m][n], a0, a1, a2, a3, b0[n], b1[n]);
@@ -291,6 +281,7 @@ __device__ __forceinline__ void many(const uint8_t* __restrict__ w, const float*
     extern "C" __global__ void __launch_bounds__(WARPS * 32, blocks) linear_fp8_##tiles##_##split(                       \
         const uint8_t* w, const float* w_scales, const uint8_t* x, const float* x_scales, float* y, unsigned rows,       \
         unsigned cols, unsigned tokens) {                                                                                \
+        longwave::start_next();                                                                                          \
         linear<tiles, split>(w, w_scales, x, x_scales, y, rows, cols, tokens);                                           \
     }
 
@@ -306,6 +297,7 @@ ENTRY(4, 2, 1)
 extern "C" __global__ void __launch_bounds__(256, 1)
 linear_fp8_large(const uint8_t* w, const float* w_scales, const uint8_t* x, const float* x_scales, float* y, unsigned rows,
                  unsigned cols, unsigned tokens, unsigned split) {
+    longwave::overlap();
     many<128, 128, 64, 32, 3>(w, w_scales, x, x_scales, y, rows, cols, tokens, split);
 }
 
@@ -313,5 +305,6 @@ linear_fp8_large(const uint8_t* w, const float* w_scales, const uint8_t* x, cons
 extern "C" __global__ void __launch_bounds__(128, 3)
 linear_fp8_small(const uint8_t* w, const float* w_scales, const uint8_t* x, const float* x_scales, float* y, unsigned rows,
                  unsigned cols, unsigned tokens, unsigned split) {
+    longwave::overlap();
     many<64, 64, 32, 32, 3>(w, w_scales, x, x_scales, y, rows, cols, tokens, split);
 }

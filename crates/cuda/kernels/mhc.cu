@@ -8,6 +8,7 @@
 
 #include "common/bf16.cuh"
 #include "common/fp8.cuh"
+#include "common/overlap.cuh"
 #include "common/reduce.cuh"
 
 namespace {
@@ -23,6 +24,7 @@ constexpr int COLUMNS = 512;
 // Grid (4 * width / COLUMNS, tokens), 256 threads; partial [tokens, blocks, PARTIAL].
 extern "C" __global__ void __launch_bounds__(256)
 mhc_dots(const uint32_t* __restrict__ streams, const float2* __restrict__ fn, float* __restrict__ partial, unsigned width) {
+    longwave::overlap();
     const unsigned total = 4 * width, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const unsigned at = blockIdx.x * (COLUMNS / 2) + threadIdx.x;
     const float2 x = longwave::widen(streams[size_t(blockIdx.y) * (total / 2) + at]);
@@ -53,6 +55,7 @@ mhc_pre(const uint32_t* __restrict__ streams, const float* __restrict__ partial,
         const float* __restrict__ scale, const float* __restrict__ weight, float* __restrict__ mix,
         uint32_t* __restrict__ normed, uint32_t* __restrict__ codes, float* __restrict__ scales, unsigned width,
         float norm_eps, float hc_eps, unsigned iters) {
+    longwave::overlap();
     __shared__ float dots[PARTIAL];
     __shared__ float pre[4];
     const unsigned token = blockIdx.x, blocks = 4 * width / COLUMNS;
@@ -139,6 +142,7 @@ mhc_pre(const uint32_t* __restrict__ streams, const float* __restrict__ partial,
 // Grid (width / 1024 rounded up, tokens), 256 threads. y bf16 [tokens, width], the sublayer's output.
 extern "C" __global__ void __launch_bounds__(256)
 mhc_post(uint32_t* __restrict__ streams, const uint32_t* __restrict__ y, const float* __restrict__ mix, unsigned width) {
+    longwave::overlap();
     const unsigned token = blockIdx.y, at = blockIdx.x * 256 + threadIdx.x;
     if (at >= width / 4) {
         return;

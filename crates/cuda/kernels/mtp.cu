@@ -8,6 +8,7 @@
 
 #include "common/bf16.cuh"
 #include "common/fp8.cuh"
+#include "common/overlap.cuh"
 #include "common/rows.cuh"
 
 namespace {
@@ -26,6 +27,7 @@ mtp_input(const unsigned* __restrict__ sources, const unsigned* __restrict__ ids
           const uint2* __restrict__ kept, const uint2* __restrict__ table, const float4* __restrict__ stream_norm,
           const float4* __restrict__ embed_norm, uint32_t* __restrict__ stream_codes, float* __restrict__ stream_scales,
           uint32_t* __restrict__ embed_codes, float* __restrict__ embed_scales, unsigned width, unsigned vocab, float eps) {
+    longwave::overlap();
     __shared__ __align__(16) float row[MOST];
     const unsigned n = blockIdx.x, part = blockIdx.y, quads = width / 4;
     const unsigned source = sources[n], id = ids[n];
@@ -59,6 +61,7 @@ mtp_input(const unsigned* __restrict__ sources, const unsigned* __restrict__ ids
 // out bf16 [rows, 4, width].
 extern "C" __global__ void __launch_bounds__(256)
 mtp_streams(const float4* __restrict__ projected, const float4* __restrict__ embedded, uint2* __restrict__ out, unsigned width) {
+    longwave::overlap();
     const unsigned quads = width / 4, i = blockIdx.x * 256 + threadIdx.x;
     if (i >= quads) {
         return;
@@ -75,6 +78,7 @@ mtp_streams(const float4* __restrict__ projected, const float4* __restrict__ emb
 // Grid (width / 512 rounded up, n), 256 threads. pairs u32 [n, 2]: row of the streams, seat; a row of UNMAPPED keeps nothing.
 extern "C" __global__ void __launch_bounds__(256)
 keep_streams(const uint2* __restrict__ pairs, const uint4* __restrict__ streams, uint4* __restrict__ kept, unsigned width) {
+    longwave::overlap();
     const uint2 pair = pairs[blockIdx.y];
     const unsigned pieces = width / 2, i = blockIdx.x * 256 + threadIdx.x;
     if (pair.x != longwave::UNMAPPED && i < pieces) {

@@ -5,10 +5,12 @@
 
 #include "common/bf16.cuh"
 #include "common/fp8.cuh"
+#include "common/overlap.cuh"
 
 // x float [groups, 128]; codes [groups, 128], scales [groups]. A warp per group.
 extern "C" __global__ void __launch_bounds__(256)
 quantise(const float4* __restrict__ x, uint32_t* __restrict__ codes, float* __restrict__ scales, unsigned long long groups) {
+    longwave::overlap();
     const unsigned long long group = blockIdx.x * 8ull + threadIdx.x / 32;
     const unsigned lane = threadIdx.x % 32;
     if (group >= groups) {
@@ -23,6 +25,7 @@ quantise(const float4* __restrict__ x, uint32_t* __restrict__ codes, float* __re
 // n is a multiple of four.
 extern "C" __global__ void __launch_bounds__(256)
 round_to_bf16(const float4* __restrict__ x, uint2* __restrict__ out, unsigned long long quads) {
+    longwave::overlap();
     const unsigned long long i = blockIdx.x * 256ull + threadIdx.x;
     if (i < quads) {
         const float4 v = x[i];

@@ -3,6 +3,7 @@
 // rounded once. As the CPU's, but for results within 1e-15 of the middle between two floats.
 #include <stdint.h>
 
+#include "common/overlap.cuh"
 #include "common/pages.cuh"
 
 // Grid (tokens / 8 rounded up), 256 threads: a warp has a row. Rows are rotated at position - position % ratio; out
@@ -10,6 +11,7 @@
 extern "C" __global__ void __launch_bounds__(256)
 rope_angles(const longwave::BatchRow* __restrict__ rows, const float* __restrict__ frequencies, float* __restrict__ out,
             unsigned tokens, unsigned ratio) {
+    longwave::overlap();
     const unsigned token = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (token >= tokens) {
         return;

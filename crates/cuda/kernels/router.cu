@@ -6,6 +6,7 @@
 // places of pairs.
 #include <stdint.h>
 
+#include "common/overlap.cuh"
 #include "common/pages.cuh"
 
 namespace {
@@ -26,6 +27,7 @@ extern "C" __global__ void __launch_bounds__(256)
 router_choose(const float* __restrict__ logits, const float* __restrict__ bias, const unsigned* __restrict__ table,
               const unsigned* __restrict__ ids, unsigned* __restrict__ chosen, float* __restrict__ weights, unsigned tokens,
               unsigned experts, unsigned k, float scale) {
+    longwave::overlap();
     const unsigned token = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (token >= tokens) {
         return;
@@ -99,6 +101,7 @@ extern "C" __global__ void __launch_bounds__(256)
 router_group(const unsigned* __restrict__ chosen, int* __restrict__ groups, unsigned* __restrict__ inputs,
              unsigned* __restrict__ sources, unsigned* __restrict__ places, unsigned pairs, unsigned k,
              unsigned size, unsigned most) {
+    longwave::overlap();
     __shared__ unsigned counts[MOST];
     __shared__ unsigned before[2];
     __shared__ unsigned found[2][8];

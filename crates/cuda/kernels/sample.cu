@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "common/noise.cuh"
+#include "common/overlap.cuh"
 #include "common/pages.cuh"
 #include "common/select.cuh"
 
@@ -42,6 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 sample(const float* __restrict__ logits, float* __restrict__ changed, const Row* __restrict__ rows,
        const unsigned* __restrict__ lists, unsigned* __restrict__ tokens, unsigned* __restrict__ bad,
        float* __restrict__ chosen, unsigned* __restrict__ top_tokens, float* __restrict__ top_logprobs, unsigned vocab) {
+    longwave::overlap();
     __shared__ Counters counters;
     __shared__ uint64_t best_ranks[MOST_TOP];
     __shared__ unsigned listed;

@@ -37,6 +37,30 @@ mod tests {
     }
 
     #[test]
+    fn every_kernel_waits_for_the_one_before_it() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+        let mut kernels = 0;
+        for entry in std::fs::read_dir(folder).unwrap().flatten() {
+            let (path, text) = (entry.path(), std::fs::read_to_string(entry.path()).unwrap_or_default());
+            // The kernels of roofs.cu run alone.
+            if path.extension().is_none_or(|ending| ending != "cu") || path.ends_with("roofs.cu") {
+                continue;
+            }
+            let count = |what: &str| text.matches(what).count();
+            let begins = count("longwave::overlap();") + count("longwave::start_next();");
+            assert_eq!(count("extern \"C\" __global__"), begins, "{}", path.display());
+            assert_eq!(
+                count("longwave::start_next();") > 0,
+                count("longwave::wait_before();") > 0,
+                "{}",
+                path.display()
+            );
+            kernels += begins;
+        }
+        assert!(kernels > 30, "{kernels}");
+    }
+
+    #[test]
     fn every_cubin_is_an_elf_file_for_its_gpu() {
         for cubin in CUBINS {
             assert_eq!(&cubin.bytes[..4], b"\x7fELF", "{}", cubin.name);

@@ -23,14 +23,14 @@ pub struct Grid {
     pub shared_bytes: u32,
     /// Blocks of a cluster; 1 is none.
     pub cluster: u32,
-    /// May start before the launch before it has ended; the kernel waits itself for what it reads.
+    /// May start before the kernel before it in the stream has ended: kernels wait themselves (common/overlap.cuh).
     pub overlaps: bool,
 }
 
 impl Grid {
     /// `blocks` blocks of `threads` threads.
     pub fn new(blocks: u32, threads: u32) -> Grid {
-        Grid { blocks: [blocks, 1, 1], threads, shared_bytes: 0, cluster: 1, overlaps: false }
+        Grid { blocks: [blocks, 1, 1], threads, shared_bytes: 0, cluster: 1, overlaps: true }
     }
 }
 
@@ -94,7 +94,9 @@ impl Stream {
             attributes[count].value.clusterDim.z = 1;
             count += 1;
         }
-        if grid.overlaps {
+        // Behind an event it waits for all of what the event marks.
+        let joins = self.joins.take();
+        if grid.overlaps && !joins {
             attributes[count].id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
             attributes[count].value.programmaticStreamSerializationAllowed = 1;
             count += 1;

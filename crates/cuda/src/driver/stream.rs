@@ -1,6 +1,8 @@
 //! Streams and events.
 //! Work on a stream runs in order. An event marks a place in it, for waiting and for measuring.
 
+use std::cell::Cell;
+
 use cudarc::driver::sys;
 
 use super::context::Context;
@@ -9,6 +11,8 @@ use super::error::{DriverError, check};
 /// A stream of a GPU.
 pub struct Stream {
     pub(super) handle: sys::CUstream,
+    /// The next launch follows an event of another stream.
+    pub(super) joins: Cell<bool>,
     #[allow(dead_code, reason = "destroyed while its context still exists")]
     context: Context,
 }
@@ -20,7 +24,7 @@ impl Stream {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: writes one handle.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut handle, flags) }, || "a stream".into())?;
-        Ok(Stream { handle, context: context.clone() })
+        Ok(Stream { handle, joins: Cell::new(false), context: context.clone() })
     }
 
     /// Waits until all of it is done.
@@ -31,6 +35,7 @@ impl Stream {
 
     /// Later work waits for `event`.
     pub fn wait(&self, event: &Event) -> Result<(), DriverError> {
+        self.joins.set(true);
         // SAFETY: both exist; 0 is the only value of the flags.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.handle, event.handle, 0) }, || {
             "an event".into()

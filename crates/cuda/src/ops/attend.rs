@@ -162,7 +162,7 @@ impl Attend {
             threads: 256,
             shared_bytes: shared_bytes(ROWS[which]),
             cluster: PARTS,
-            overlaps: false,
+            overlaps: true,
         };
         stream.launch(&self.by_rows[which], grid, &arguments)
     }

@@ -4,11 +4,17 @@
 
 use super::linear_fp8::{Fp8Product, LinearFp8};
 use super::router::{GROUPS, Routing};
+use crate::cubins;
 use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream};
 
 const ALIGN: u64 = 256;
 /// Columns of the widest product.
 const MOST_COLS: u32 = 8192;
+/// Pairs per expert on average from which on `wide` is faster than `many`.
+const WIDE_PAIRS: u32 = 24;
+/// Shared memory of a block of `wide`: four stages of halves and four of codes of 64 pairs, with scales, sums of 192 rows,
+/// barriers.
+const WIDE_BYTES: u32 = 4 * 64 * 260 + 4 * 64 * 132 + 192 * 64 * 4 + 64;
 
 /// The kernels.
 pub struct Experts {
@@ -16,6 +22,9 @@ pub struct Experts {
     few: [Kernel; 2],
     /// The same for groups of many rows.
     many: [Kernel; 2],
+    /// In place of `many` on Hopper.
+    wide: Option<[Kernel; 2]>,
+    multiprocessors: u32,
     repack: Kernel,
     swiglu: Kernel,
     combine: Kernel,
@@ -74,6 +83,10 @@ pub struct RoutedProduct {
     pub group_count: u32,
     /// float `[places, rows]`.
     pub y: u64,
+    /// Pairs of all groups, and experts.
+    pub pairs: u32,
+    /// See `pairs`.
+    pub experts: u32,
     /// Rows of an expert, a multiple of 16.
     pub rows: u32,
     /// Columns, a multiple of 128.
@@ -128,7 +141,15 @@ impl Experts {
     /// Loads the kernels.
     pub fn new(context: &Context) -> Result<Experts, DriverError> {
         let (products, module) = (Module::load(context, "experts_fp4")?, Module::load(context, "experts")?);
+        let hopper = cubins::find("experts_fp4_wide", context.gpu().major, context.gpu().minor).is_some();
+        let wide = || {
+            let module = Module::load(context, "experts_fp4_wide")?;
+            let kernel = |name| module.kernel(name, WIDE_BYTES);
+            Ok([kernel("experts_fp4_wide_4")?, kernel("experts_fp4_wide_2")?])
+        };
         Ok(Experts {
+            wide: hopper.then(wide).transpose()?,
+            multiprocessors: context.gpu().multiprocessors,
             few: [
                 products.kernel("experts_fp4_4", shared_bytes(MOST_COLS))?,
                 products.kernel("experts_fp4_2", shared_bytes(MOST_COLS))?,
@@ -160,8 +181,13 @@ impl Experts {
             let blocks = [row_tiles.div_ceil([2, 4][narrow]), p.group_count, 1];
             let grid = Grid { blocks, shared_bytes: shared_bytes(p.cols), ..Grid::new(1, 256) };
             stream.launch(&self.few[narrow], grid, &arguments)
+        } else if let Some(wide) = self.wide.as_ref().filter(|_| p.pairs >= WIDE_PAIRS * p.experts) {
+            let arguments = [&arguments[..], &[p.group_count.into()]].concat();
+            let grid = Grid { shared_bytes: WIDE_BYTES, ..Grid::new(self.multiprocessors, 512) };
+            stream.launch(&wide[narrow], grid, &arguments)
         } else {
-            let grid = Grid { blocks: [row_tiles.div_ceil(8), p.group_count, 1], ..Grid::new(1, 256) };
+            let blocks = [row_tiles.div_ceil(8), p.group_count, p.group.div_ceil(32)];
+            let grid = Grid { blocks, ..Grid::new(1, 256) };
             stream.launch(&self.many[narrow], grid, &arguments)
         }
     }
@@ -235,6 +261,8 @@ impl Experts {
             groups: routing.groups,
             group: routing.group(),
             group_count: routing.most_groups(),
+            pairs,
+            experts: routing.experts,
             y: s.wide,
             rows: 2 * shape.inner,
             cols: shape.width,

@@ -5,7 +5,7 @@
 use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream};
 
 /// Rows of a group: what a block of the experts' product multiplies at once; for few tokens and for many.
-pub const GROUPS: [u32; 2] = [8, 32];
+pub const GROUPS: [u32; 2] = [8, 64];
 /// Up to so many tokens groups are small.
 const FEW: u32 = 32;
 const ALIGN: u64 = 256;

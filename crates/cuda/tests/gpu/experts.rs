@@ -1,9 +1,10 @@
 //! Products with packed fp4 experts, against plain sums on the CPU; their time against the floor.
 
+use longwave_cuda::cubins;
 use longwave_cuda::driver::{Argument, DeviceSlice, Graph, Grid, Kernel, Module, Stream};
 use longwave_model::formats::{e2m1, e4m3, ue8m0};
 
-use crate::rig::{Fresh, Rig, relative_error, rig};
+use crate::rig::{Fresh, Rig, first_difference, relative_error, rig};
 
 struct Operands {
     w: DeviceSlice<u8>,
@@ -19,13 +20,33 @@ fn split(cols: usize) -> usize {
     if cols >= 4096 { 4 } else { 2 }
 }
 
-fn kernel(module: &Module, cols: usize) -> Kernel {
-    module.kernel(if split(cols) == 4 { "experts_fp4_4" } else { "experts_fp4_2" }, 8 * 2 * cols as u32).unwrap()
+/// A form of the product, and the pairs of a group that it takes at most.
+struct Form {
+    name: &'static str,
+    kernel: Kernel,
+    most: usize,
+    shared_bytes: u32,
+}
+
+/// All forms for this number of columns that the GPU has.
+fn forms(rig: &Rig, cols: usize) -> Vec<Form> {
+    let form = |file: &str, names: [&'static str; 2], most: usize, shared_bytes: u32| {
+        let (module, name) = (Module::load(&rig.context, file).unwrap(), names[usize::from(split(cols) == 2)]);
+        Form { name, kernel: module.kernel(name, shared_bytes).unwrap(), most, shared_bytes }
+    };
+    let mut forms = vec![form("experts_fp4", ["experts_fp4_4", "experts_fp4_2"], 8, (16 * cols) as u32)];
+    forms.push(form("experts_fp4", ["experts_fp4_many_4", "experts_fp4_many_2"], 64, 0));
+    if cubins::find("experts_fp4_wide", rig.context.gpu().major, rig.context.gpu().minor).is_some() {
+        let bytes = |most: u32| 4 * most * 260 + 4 * (128 * most.max(32) + 4 * most) + 192 * most * 4 + 64;
+        forms.push(form("experts_fp4_wide", ["experts_fp4_narrow_4", "experts_fp4_narrow_2"], 16, bytes(16)));
+        forms.push(form("experts_fp4_wide", ["experts_fp4_wide_4", "experts_fp4_wide_2"], 64, bytes(64)));
+    }
+    forms
 }
 
 impl Operands {
-    fn launch(&self, stream: &Stream, kernel: &Kernel, rows: usize, cols: usize, groups: usize) {
-        let arguments = [
+    fn launch(&self, stream: &Stream, form: &Form, rows: usize, cols: usize, groups: usize) {
+        let mut arguments = vec![
             Argument::from(&self.w),
             Argument::from(&self.w_scales),
             Argument::from(&self.x),
@@ -36,10 +57,21 @@ impl Operands {
             (rows as u32).into(),
             (cols as u32).into(),
         ];
-        let blocks = (rows / 16).div_ceil(8 / split(cols)) as u32;
-        let shared_bytes = (8 * 2 * cols) as u32;
-        let grid = Grid { blocks: [blocks, groups as u32, 1], shared_bytes, ..Grid::new(1, 256) };
-        stream.launch(kernel, grid, &arguments).unwrap();
+        let shared_bytes = form.shared_bytes;
+        let blocks = |rows: usize| [rows as u32, groups as u32, 1];
+        let grid = match form.name {
+            "experts_fp4_4" | "experts_fp4_2" => {
+                Grid { blocks: blocks((rows / 16).div_ceil(8 / split(cols))), ..Grid::new(1, 256) }
+            }
+            "experts_fp4_many_4" | "experts_fp4_many_2" => {
+                Grid { blocks: [blocks((rows / 16).div_ceil(8))[0], groups as u32, 2], ..Grid::new(1, 256) }
+            }
+            _ => {
+                arguments.push((groups as u32).into());
+                Grid::new(132, 512)
+            }
+        };
+        stream.launch(&form.kernel, Grid { shared_bytes, ..grid }, &arguments).unwrap();
     }
 }
 
@@ -52,7 +84,7 @@ fn repack(rig: &Rig, module: &Module, w: &DeviceSlice<u8>) {
 
 #[test]
 fn pairs_agree_and_do_not_depend_on_their_group() {
-    let Some(mut rig) = rig(512 << 20) else { return };
+    let Some(mut rig) = rig(2 << 30) else { return };
     let mut fresh = Fresh::new();
     let module = Module::load(&rig.context, "experts_fp4").unwrap();
     for (experts, rows, cols) in [(3usize, 16usize, 128usize), (2, 2048, 4096), (2, 4096, 2048), (4, 272, 256)] {
@@ -60,33 +92,43 @@ fn pairs_agree_and_do_not_depend_on_their_group() {
         let codes: Vec<u8> = fresh.floats(experts * rows * cols / 2).into_iter().map(byte).collect();
         let scales: Vec<u8> =
             fresh.floats(experts * rows * cols / 32).into_iter().map(|v| (122.0 + 4.0 * v) as u8).collect();
-        let (inputs, pairs) = (5usize, 11usize);
+        let (inputs, pairs) = (5usize, 75usize);
         let x: Vec<u8> = fresh.floats(inputs * cols).into_iter().map(|v| e4m3::encode(448.0 * v * v * v)).collect();
         let x_scales: Vec<f32> =
             fresh.floats(inputs * cols / 128).into_iter().map(|v| ue8m0::value((120.0 + 4.0 * v) as u8)).collect();
         let of_pair: Vec<u32> = (0..pairs as u32).map(|p| (p * 3) % inputs as u32).collect();
-        // Eight pairs of the last expert, three of the first; then each pair alone.
+        // Pairs of the last expert, then three of the first, in groups of many sizes; unused groups behind them.
         let last = experts as i32 - 1;
-        let together = [last, 0, 8, 0, 8, 3];
-        let alone: Vec<i32> = (0..pairs as i32).flat_map(|p| [if p < 8 { last } else { 0 }, p, 1]).collect();
+        let grouped = |most: usize| -> Vec<i32> {
+            let mut groups: Vec<i32> =
+                (0..72).step_by(most).flat_map(|p| [last, p as i32, most.min(72 - p) as i32]).collect();
+            groups.extend([0, 72, 3, 0, 0, 0, 0, 0, 0]);
+            groups
+        };
         let mut results = Vec::new();
-        for groups in [&together[..], &alone] {
+        for (form, most) in forms(&rig, cols)
+            .iter()
+            .flat_map(|form| [1, 3, 8, 11, 16, 27, 32, 40, 57, 64].map(|most| (form, most)))
+            .filter(|(form, most)| *most <= form.most)
+        {
+            let groups = grouped(most);
             let operands = Operands {
                 w: rig.put(&codes),
                 w_scales: rig.put(&scales),
                 x: rig.put(&x),
                 x_scales: rig.put(&x_scales),
-                groups: rig.put(groups),
+                groups: rig.put(&groups),
                 inputs: rig.put(&of_pair),
                 y: rig.poisoned(pairs * rows),
             };
             repack(&rig, &module, &operands.w);
-            operands.launch(&rig.stream, &kernel(&module, cols), rows, cols, groups.len() / 3);
+            operands.launch(&rig.stream, form, rows, cols, groups.len() / 3);
             results.push(operands.y.read(&rig.stream).unwrap());
+            let different = first_difference(&results[results.len() - 1], &results[0]);
+            assert_eq!(different, None, "{} with groups of {most}, {rows} x {cols}", form.name);
         }
-        assert!(results[0] == results[1], "a pair depends on its group");
         let exact = |pair: usize, row: usize| -> f64 {
-            let (expert, input) = (if pair < 8 { experts - 1 } else { 0 }, of_pair[pair] as usize);
+            let (expert, input) = (if pair < 72 { experts - 1 } else { 0 }, of_pair[pair] as usize);
             let row = expert * rows + row;
             let one = |k: usize| {
                 let (even, odd) = e2m1::decode_pair(codes[row * cols / 2 + k / 2]);
@@ -104,23 +146,28 @@ fn pairs_agree_and_do_not_depend_on_their_group() {
     }
 }
 
-/// Flash's experts in a graph: gate and up, then down; different experts each time, so that they come from memory.
+/// Flash's experts in a graph: gate and up, then down, all forms; other experts each time, so that they come from memory.
 #[test]
 fn flash_experts_are_measured() {
     let Some(mut rig) = rig(8 << 30) else { return };
-    let module = Module::load(&rig.context, "experts_fp4").unwrap();
-    for (tokens, used) in [(1usize, 6usize), (2, 12), (4, 23), (8, 44)] {
-        let mut sum = (0.0, 0.0);
+    let mut fresh = Fresh::new();
+    for tokens in [1usize, 4, 8, 16, 32, 64, 128, 512, 2048] {
+        // Six experts of each token, by expert.
+        let mut of_expert = vec![Vec::new(); 256];
+        for token in 0..tokens as u32 {
+            let mut chosen: Vec<usize> = Vec::new();
+            while chosen.len() < 6 {
+                let expert = fresh.below(256);
+                if !chosen.contains(&expert) {
+                    chosen.push(expert);
+                    of_expert[expert].push(token);
+                }
+            }
+        }
+        let used = of_expert.iter().filter(|tokens| !tokens.is_empty()).count();
+        let turns = (256 / used).max(1);
         for (name, rows, cols) in [("gate and up", 4096usize, 4096usize), ("down", 4096, 2048)] {
-            let experts = 256;
-            let pairs = 6 * tokens;
-            let groups: Vec<i32> = (0..used)
-                .flat_map(|g| {
-                    let (from, to) = (g * pairs / used, (g + 1) * pairs / used);
-                    [g as i32, from as i32, (to - from) as i32]
-                })
-                .collect();
-            let inputs: Vec<u32> = (0..pairs as u32).map(|p| p % tokens as u32).collect();
+            let (experts, pairs) = (256, 6 * tokens);
             let w = rig.arena.slice::<u8>(experts * rows * cols / 2).unwrap();
             let w_scales = rig.arena.slice::<u8>(experts * rows * cols / 32).unwrap();
             let x = rig.arena.slice::<u8>(tokens * cols).unwrap();
@@ -129,37 +176,43 @@ fn flash_experts_are_measured() {
                 slice.fill(&rig.stream, 0x31).unwrap();
             }
             x_scales.fill(&rig.stream, 0).unwrap();
-            // Each launch takes the next experts.
-            let turns = experts / used;
             let y = rig.arena.slice(pairs * rows).unwrap();
+            let inputs: Vec<u32> = of_expert.iter().flatten().copied().collect();
             let inputs = rig.put(&inputs);
-            let all: Vec<DeviceSlice<i32>> = (0..turns)
-                .map(|t| {
-                    let shifted: Vec<i32> =
-                        groups.chunks(3).flat_map(|g| [g[0] + (t * used) as i32, g[1], g[2]]).collect();
-                    rig.put(&shifted)
-                })
-                .collect();
-            let kernel = kernel(&module, cols);
-            let mut operands = Operands { w, w_scales, x, x_scales, groups: rig.put(&groups), inputs, y };
-            let rounds = 60 / turns + 1;
-            let graph = Graph::capture(&rig.stream, |s| {
-                for _ in 0..rounds {
-                    for groups in &all {
-                        operands.groups = groups.share();
-                        operands.launch(s, &kernel, rows, cols, used);
+            let groups = rig.put(&[0i32; 3]);
+            let mut operands = Operands { w, w_scales, x, x_scales, groups, inputs, y };
+            let mut line = format!("experts_fp4 {name}, {tokens} tokens, {used} experts:");
+            for form in forms(&rig, cols) {
+                // Each launch takes the next experts.
+                let mut all: Vec<(DeviceSlice<i32>, usize)> = Vec::new();
+                for turn in 0..turns {
+                    let (mut groups, mut first) = (Vec::new(), 0);
+                    for (expert, tokens) in of_expert.iter().enumerate() {
+                        for from in (0..tokens.len()).step_by(form.most) {
+                            let n = form.most.min(tokens.len() - from);
+                            groups.extend([((expert + turn * used) % 256) as i32, (first + from) as i32, n as i32]);
+                        }
+                        first += tokens.len();
                     }
+                    all.push((rig.put(&groups), groups.len() / 3));
                 }
-                Ok(())
-            })
-            .unwrap();
-            let us = rig.median_us(&graph) / (rounds * turns) as f64;
+                let rounds = if tokens > 128 { 2 } else { 60 / turns + 1 };
+                let graph = Graph::capture(&rig.stream, |s| {
+                    for _ in 0..rounds {
+                        for (groups, count) in &all {
+                            operands.groups = groups.share();
+                            operands.launch(s, &form, rows, cols, *count);
+                        }
+                    }
+                    Ok(())
+                })
+                .unwrap();
+                let us = rig.median_us(&graph) / (rounds * turns) as f64;
+                line += &format!(" {} {us:.1},", form.name.trim_start_matches("experts_"));
+            }
             let floor = (used * rows * cols * 17 / 32) as f64 / 4.3e6;
-            println!("experts_fp4 {name}, {tokens} tokens, {used} experts: {:6.2} us, floor {floor:.2}", us);
-            sum = (sum.0 + us, sum.1 + floor);
+            println!("{line} floor {floor:.1} us");
             rig.arena.reset();
         }
-        println!("experts_fp4 both, {tokens} tokens: {:6.2} us, floor {:.2}", sum.0, sum.1);
-        assert!(sum.0 > 0.0);
     }
 }

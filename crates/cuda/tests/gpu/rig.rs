@@ -57,6 +57,11 @@ impl Rig {
     }
 }
 
+/// Whether a sanitizer watches, under which everything takes a thousand times as long: GPU_SMALL=1 leaves large cases out.
+pub fn small() -> bool {
+    std::env::var_os("GPU_SMALL").is_some()
+}
+
 /// Numbers between -1 and 1 (splitmix64), other ones in every run unless GPU_SEED says which.
 pub struct Fresh(u64);
 

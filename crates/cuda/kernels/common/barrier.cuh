@@ -1,0 +1,40 @@
+// Barriers in shared memory between the threads that fill buffers and those that read them.
+#pragma once
+#include <stdint.h>
+
+namespace longwave {
+
+// Opens after `count` arrivals; one thread sets it up, and all see it after fence_barriers and a barrier of the block.
+__device__ __forceinline__ void init_barrier(uint32_t barrier, uint32_t count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ void fence_barriers() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Waits for the end of the phase with this parity; a fresh barrier has ended the phase of parity 1.
+__device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
+    asm volatile(
+        "{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra AGAIN;\nDONE:\n}\n" ::"r"(
+            barrier),
+        "r"(parity)
+        : "memory");
+}
+
+// Registers of a thread of this warpgroup from here on.
+template <int N>
+__device__ __forceinline__ void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+template <int N>
+__device__ __forceinline__ void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+}  // namespace longwave

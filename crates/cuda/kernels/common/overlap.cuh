@@ -1,0 +1,24 @@
+// Kernels may begin while the one before them in the stream ends (programmatic dependent launch). Every kernel calls overlap(),
+// or start_next() and then wait_before(), before it reads or writes what another kernel writes or reads: after the wait the
+// kernels before it are done and what they wrote is seen. A thread that leaves without waiting would let the kernel behind it
+// begin too early.
+#pragma once
+
+namespace longwave {
+
+// The next kernel may take multiprocessors that become free.
+__device__ __forceinline__ void start_next() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// Waits for the kernels before this one.
+__device__ __forceinline__ void wait_before() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+__device__ __forceinline__ void overlap() {
+    start_next();
+    wait_before();
+}
+
+}  // namespace longwave

@@ -1,0 +1,368 @@
+// architectures: 90a
+// The products of experts_fp4.cu on Hopper's warpgroups, for groups of up to 64 pairs of one expert; a pair has the same bits
+// from either file. experts_fp4.md has floor, design and measured steps.
+//
+// Blocks stay and take tiles of 192 weight rows of one group in turn. Three warpgroups have 64 rows each: their codes come
+// straight to registers, some column blocks ahead and across tiles, and are widened there. A fourth one widens the pairs'
+// codes into shared memory, where the tensor cores read them. Sums run as in experts_fp4.cu: two steps over a group of 32
+// columns, scaled; four of these, scaled by the pair's scale, added to the part; parts in order.
+#include <stdint.h>
+
+#include "common/barrier.cuh"
+#include "common/cluster.cuh"
+#include "common/copy.cuh"
+#include "common/halves.cuh"
+#include "common/overlap.cuh"
+#include "common/tiles.cuh"
+#include "common/wgmma.cuh"
+
+namespace {
+
+constexpr int BLOCK = 128, GROUPS = 3, TILE = GROUPS * 64, CONSUMERS = GROUPS * 128;
+// Stages of the pairs' halves in shared memory, and of their codes on their way to be widened.
+constexpr int STAGES = 4, RAW = 4;
+constexpr unsigned NOWHERE = 0xffffffffu;
+
+// A kernel for groups of up to MOST pairs, with AHEAD column blocks of weights on their way: 40 bytes of a thread each.
+template <int MOST_PAIRS, int BLOCKS_AHEAD, int PARTS>
+struct Form {
+    static constexpr int MOST = MOST_PAIRS, AHEAD = BLOCKS_AHEAD, SPLIT = PARTS;
+    // Bytes of a stage: 128 columns and a scale of every pair.
+    static constexpr int STAGE = MOST * (2 * BLOCK + 4);
+    static constexpr int SLOT = (MOST > 32 ? 8192 : 4096) + 4 * MOST;
+    // Behind the stages: codes (in whole rounds of 128 threads), a float of each product for the sum of its parts, barriers.
+    static constexpr int CODES = STAGES * STAGE, SUMS = CODES + RAW * SLOT, BARRIERS = SUMS + CONSUMERS * MOST / 2 * 4;
+};
+
+struct Operands {
+    const uint8_t* w;
+    const uint8_t* w_scales;
+    const uint8_t* x;
+    const float* x_scales;
+    const int* groups;
+    const unsigned* inputs;
+    float* y;
+    unsigned rows, cols, group_count;
+};
+
+// A tile: rows of one group. Groups that have no pairs come last.
+struct Tile {
+    unsigned expert, pair, pairs, row;
+
+    __device__ __forceinline__ bool find(const Operands& o, unsigned t) {
+        const unsigned of_group = (o.rows + TILE - 1) / TILE, group = t / of_group;
+        pairs = 0;
+        if (group < o.group_count) {
+            expert = o.groups[3 * group];
+            pair = o.groups[3 * group + 1];
+            pairs = o.groups[3 * group + 2];
+            row = t % of_group * TILE;
+        }
+        return pairs > 0;
+    }
+};
+
+// The column block after `block`: the next one of its part, or the first of the next part.
+template <int SPLIT>
+__device__ __forceinline__ void advance(unsigned& block, unsigned& part, unsigned blocks) {
+    block += SPLIT;
+    block = block < blocks ? block : ++part;
+}
+
+__device__ __forceinline__ unsigned columns_of(unsigned pairs) {
+    return pairs <= 8 ? 8 : (pairs + 15) / 16 * 16;
+}
+
+// Fills the stages: 128 threads. Of step s (sixteen columns: half a group of 32), piece k of pair n is at
+// ((2 s + k) * columns / 8 + n / 8) * 128 + n % 8 * 16.
+template <class F>
+__device__ __forceinline__ void produce(const Operands& o, uint32_t base, uint32_t full, uint32_t empty) {
+    const unsigned blocks = o.cols / BLOCK, thread = threadIdx.x - CONSUMERS;
+    constexpr int SLOT = F::SLOT;
+    const uint32_t raw = base + F::CODES + thread * 16, raw_scale = base + F::CODES + F::SLOT - 4 * F::MOST + thread * 4;
+    unsigned stage = 0, phase = 1, left = 0;
+    // What is copied next, of this tile or one after it. A thread has at most two of the 4 * columns pieces of 32 codes, and the
+    // scale of a pair; it widens what it copied itself: loads into registers would have to arrive before each fence.
+    Tile coming;
+    unsigned t = blockIdx.x, step = 0, block = 0, part = 0, from[2], scales = 0;
+    bool has[2], more;
+    const auto begin = [&]() {
+        more = coming.find(o, t);
+        if (more) {
+            const unsigned columns = columns_of(coming.pairs);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const unsigned piece = thread + 128 * i, group = piece / columns, n = piece % columns;
+                const unsigned p = coming.pair + min(n, coming.pairs - 1);
+                from[i] = (o.inputs ? o.inputs[p] : p) * o.cols + 32 * group;
+                has[i] = group < 4;
+            }
+            const unsigned p = coming.pair + min(thread, coming.pairs - 1);
+            scales = (o.inputs ? o.inputs[p] : p) * blocks;
+            step = block = part = 0;
+        }
+    };
+    const auto copy = [&](unsigned to) {
+        if (more) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                if (has[i]) {
+                    const uint8_t* codes = o.x + from[i] + block * BLOCK;
+                    longwave::copy_16(raw + to * SLOT + i * 4096, codes);
+                    longwave::copy_16(raw + to * SLOT + i * 4096 + 2048, codes + 16);
+                }
+            }
+            if (thread < F::MOST) {
+                longwave::copy_4(raw_scale + to * SLOT, o.x_scales + scales + block);
+            }
+            advance<F::SPLIT>(block, part, blocks);
+            if (++step == blocks) {
+                t += gridDim.x;
+                begin();
+            }
+        }
+        longwave::commit_copies();
+    };
+    begin();
+#pragma unroll
+    for (int i = 0; i < RAW - 1; i++) {
+        copy(i);
+    }
+    // What is widened next.
+    Tile tile;
+    unsigned tile_index = blockIdx.x, columns = 0, at[2];
+    const auto next = [&]() {
+        const bool found = tile.find(o, tile_index);
+        left = found ? blocks : 0;
+        columns = columns_of(tile.pairs);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const unsigned piece = thread + 128 * i, group = piece / columns, n = piece % columns;
+            at[i] = group < 4 ? group * columns * 64 + n / 8 * 128 + n % 8 * 16 : NOWHERE;
+        }
+        tile_index += gridDim.x;
+        return found;
+    };
+    unsigned slot = 0;
+    while (left > 0 || next()) {
+        left--;
+        copy(slot == 0 ? RAW - 1 : slot - 1);
+        longwave::wait_copies<RAW - 1>();
+        longwave::wait(empty + 8 * stage, phase);
+        const uint32_t to = base + stage * F::STAGE;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (at[i] != NOWHERE) {
+                const uint4 low = longwave::read_16(raw + slot * SLOT + i * 4096);
+                const uint4 high = longwave::read_16(raw + slot * SLOT + i * 4096 + 2048);
+                const uint32_t v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+                // Words 2 c and 2 c + 1 are the eight columns of lane c: two columns of each piece of both steps.
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    const int half = k % 2 * 16, of = k / 2;
+                    longwave::write_16(to + at[i] + k * columns * 16,
+                                       make_uint4(longwave::widen_e4m3(v[of] >> half), longwave::widen_e4m3(v[2 + of] >> half),
+                                                  longwave::widen_e4m3(v[4 + of] >> half), longwave::widen_e4m3(v[6 + of] >> half)));
+                }
+            }
+        }
+        if (thread < columns) {
+            // 2^14 of the widened weights comes back here.
+            const float scale = __uint_as_float(longwave::read_4(raw_scale + slot * SLOT));
+            longwave::write_4(to + F::MOST * 2 * BLOCK + 4 * thread, __float_as_uint(scale * 16384.f));
+        }
+        longwave::fence_shared();
+        longwave::arrive(full + 8 * stage);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        phase ^= stage == 0;
+        slot = slot + 1 == RAW ? 0 : slot + 1;
+    }
+}
+
+// One thread's weights of a column block: rows g and g + 8.
+struct Weights {
+    uint4 low, high;
+    uint32_t low_scale, high_scale;
+};
+
+// The weights that are loaded next, of this tile or the one after it.
+template <class F>
+struct Stream {
+    const uint8_t* low;
+    const uint8_t* scales;
+    unsigned t, step, block, part;
+    bool more;
+
+    __device__ __forceinline__ void begin(const Operands& o, unsigned tile_index) {
+        t = tile_index;
+        step = block = part = 0;
+        Tile tile;
+        more = tile.find(o, t);
+        if (more) {
+            const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+            const unsigned first = min(tile.row + warp * 16, o.rows - 16);
+            const size_t row = size_t(tile.expert) * o.rows + first + lane / 4;
+            low = o.w + row * (o.cols / 2) + 16 * (lane % 4);
+            scales = o.w_scales + row * (o.cols / 32);
+        }
+    }
+
+    // A tile has a multiple of F::AHEAD loads; behind its last block nothing is loaded.
+    __device__ __forceinline__ void load(const Operands& o, Weights& to) {
+        const unsigned blocks = o.cols / BLOCK;
+        if (more) {
+            if (step < blocks) {
+                to.low = __ldg(reinterpret_cast<const uint4*>(low + block * (BLOCK / 2)));
+                to.high = __ldg(reinterpret_cast<const uint4*>(low + block * (BLOCK / 2) + 4 * o.cols));
+                to.low_scale = __ldg(reinterpret_cast<const uint32_t*>(scales + 4 * block));
+                to.high_scale = __ldg(reinterpret_cast<const uint32_t*>(scales + 4 * block + o.cols / 4));
+                advance<F::SPLIT>(block, part, blocks);
+            }
+            if (++step == (blocks + F::AHEAD - 1) / F::AHEAD * F::AHEAD) {
+                begin(o, t + gridDim.x);
+            }
+        }
+    }
+};
+
+// The products of a tile whose group has up to N pairs.
+template <int N, class F>
+__device__ __forceinline__ void consume(const Operands& o, const Tile& tile, Weights (&ahead)[F::AHEAD], Stream<F>& stream,
+                                        uint32_t base, uint32_t full, uint32_t empty, float* own, unsigned& stage,
+                                        unsigned& phase) {
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, blocks = o.cols / BLOCK;
+    float total[N / 2], product[N / 2];
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        total[i] = product[i] = own[i * CONSUMERS] = 0.f;
+    }
+    unsigned block = 0, part = 0;
+    for (unsigned start = 0; start < blocks; start += F::AHEAD) {
+#pragma unroll
+        for (int a = 0; a < F::AHEAD; a++) {
+            const Weights weights = ahead[a];
+            stream.load(o, ahead[a]);
+            if (start + a >= blocks) {
+                continue;
+            }
+            const uint32_t from = base + stage * F::STAGE;
+            const uint32_t low[4] = {weights.low.x, weights.low.y, weights.low.z, weights.low.w};
+            const uint32_t high[4] = {weights.high.x, weights.high.y, weights.high.z, weights.high.w};
+            longwave::wait(full + 8 * stage, phase);
+            float sum[N / 2];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                uint32_t l[4], h[4];
+                longwave::widen_e2m1(low[j], l);
+                longwave::widen_e2m1(high[j], h);
+                const uint32_t first[4] = {l[0], h[0], l[1], h[1]}, second[4] = {l[2], h[2], l[3], h[3]};
+                longwave::wgmma_fence();
+                longwave::wgmma_f16_first<N>(product, first, longwave::operand(from + 4 * j * N * 16, N * 16, 128));
+                longwave::wgmma_f16<N>(product, second, longwave::operand(from + (4 * j + 2) * N * 16, N * 16, 128));
+                longwave::wgmma_commit();
+                const float sl = longwave::ue8m0(weights.low_scale >> (8 * j) & 0xff);
+                const float sh = longwave::ue8m0(weights.high_scale >> (8 * j) & 0xff);
+                longwave::wgmma_wait<0>();
+#pragma unroll
+                for (int i = 0; i < N / 2; i++) {
+                    sum[i] = fmaf(product[i], i % 4 < 2 ? sl : sh, j == 0 ? 0.f : sum[i]);
+                }
+            }
+            const bool ends = block + F::SPLIT >= blocks;
+#pragma unroll
+            for (int n = 0; n < N / 8; n++) {
+                const uint2 s = longwave::read_8(from + F::MOST * 2 * BLOCK + (8 * n + 2 * c) * 4);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float& v = total[4 * n + i];
+                    v = fmaf(sum[4 * n + i], __uint_as_float(i % 2 ? s.y : s.x), v);
+                    if (ends) {
+                        own[(4 * n + i) * CONSUMERS] += v;
+                        v = 0.f;
+                    }
+                }
+            }
+            __syncwarp();
+            if (lane == 0) {
+                longwave::arrive(empty + 8 * stage);
+            }
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+            phase ^= stage == 0;
+            advance<F::SPLIT>(block, part, blocks);
+        }
+    }
+    const unsigned row = tile.row + warp * 16;
+    if (row < o.rows) {
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            const unsigned p = i / 4 * 8 + 2 * c + i % 2;
+            if (p < tile.pairs) {
+                o.y[size_t(tile.pair + p) * o.rows + row + g + i % 4 / 2 * 8] = own[i * CONSUMERS];
+            }
+        }
+    }
+}
+
+template <class F>
+__device__ __forceinline__ void experts(const Operands& o) {
+    extern __shared__ __align__(128) uint8_t memory[];
+    const uint32_t base = longwave::shared_address(memory), full = base + F::BARRIERS, empty = full + 8 * STAGES;
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            longwave::init_barrier(full + 8 * s, 128);
+            longwave::init_barrier(empty + 8 * s, CONSUMERS / 32);
+        }
+        longwave::fence_barriers();
+    }
+    __syncthreads();
+    if (threadIdx.x >= CONSUMERS) {
+        longwave::fewer_registers<80>();
+        produce<F>(o, base, full, empty);
+        return;
+    }
+    longwave::more_registers<144>();
+    float* own = reinterpret_cast<float*>(memory + F::SUMS) + threadIdx.x;
+    Stream<F> stream;
+    stream.begin(o, blockIdx.x);
+    Weights ahead[F::AHEAD];
+#pragma unroll
+    for (int a = 0; a < F::AHEAD; a++) {
+        stream.load(o, ahead[a]);
+    }
+    unsigned stage = 0, phase = 0;
+    Tile tile;
+    for (unsigned t = blockIdx.x; tile.find(o, t); t += gridDim.x) {
+        const unsigned columns = columns_of(tile.pairs);
+        if (columns == 8) {
+            consume<8, F>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
+        } else if (columns == 16 || F::MOST == 16) {
+            consume<16, F>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
+        } else if constexpr (F::MOST > 16) {
+            if (columns == 32) {
+                consume<32, F>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
+            } else if (columns == 48) {
+                consume<48, F>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
+            } else {
+                consume<64, F>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+// Grid: as many blocks as multiprocessors, 512 threads. Dynamic shared memory: BARRIERS + 64. With 4 parts from 4096 columns on,
+// and 2 for fewer.
+#define ENTRY(name, most, ahead, split)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1)                                                     \
+        name##_##split(const uint8_t* w, const uint8_t* w_scales, const uint8_t* x, const float* x_scales,               \
+                       const int* groups, const unsigned* inputs, float* y, unsigned rows, unsigned cols,                \
+                       unsigned group_count) {                                                                           \
+        longwave::overlap();                                                                                             \
+        experts<Form<most, ahead, split>>({w, w_scales, x, x_scales, groups, inputs, y, rows, cols, group_count});       \
+    }
+
+ENTRY(experts_fp4_wide, 64, 1, 4)
+ENTRY(experts_fp4_wide, 64, 1, 2)
+ENTRY(experts_fp4_narrow, 16, 4, 4)
+ENTRY(experts_fp4_narrow, 16, 4, 2)
