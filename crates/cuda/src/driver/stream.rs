@@ -9,8 +9,8 @@ use super::error::{DriverError, check};
 /// A stream of a GPU.
 pub struct Stream {
     pub(super) handle: sys::CUstream,
-    #[allow(dead_code, reason = "destroyed while its context still exists")]
-    context: Context,
+    /// Outlives it.
+    pub(super) context: Context,
 }
 
 impl Stream {

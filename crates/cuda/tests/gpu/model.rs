@@ -35,7 +35,7 @@ fn on_gpu(seats: u32, step_tokens: u32, formats: CacheFormats) -> Option<CudaBac
 
 pub fn drafting_on_gpu(seats: u32, step_tokens: u32, formats: CacheFormats, drafts: u32) -> Option<CudaBackend> {
     let (context, cache_bytes) = (8192, Some(1 << 30));
-    let options = CudaOptions { gpu: 0, seats, step_tokens, context, cache_bytes, formats, drafts, streams: 2 };
+    let options = CudaOptions { gpu: 0, ranks: 1, seats, step_tokens, context, cache_bytes, formats, drafts, streams: 2 };
     match CudaBackend::open(Load::Checkpoint(tiny()), options, |_| ()) {
         Ok(backend) => Some(backend),
         Err(error) if longwave_cuda::driver::probe().is_err() || longwave_cuda::cubins::CUBINS.is_empty() => {
