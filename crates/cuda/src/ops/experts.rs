@@ -262,7 +262,6 @@ impl Experts {
     }
 
     /// The shared expert, to `s.shared`.
-    #[allow(clippy::too_many_arguments, reason = "one call of `forward`, cut out of it")]
     fn shared(
         &self,
         stream: &Stream,

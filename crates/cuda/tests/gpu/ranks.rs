@@ -131,7 +131,13 @@ fn sums_are_right(ordinals: &[usize]) {
     // More rows than go through at once, and many short ones, so that blocks are at different turns.
     let rows = [1usize, 3000, 2, 33, 1, 512, 7, 1, 1, 300, 1];
     on_ranks(&gpus, &Arc::new(Alarm::default()), 3000, move |a| {
+        // On one GPU a call that waits for all of it must not find another rank waiting for this one.
+        let together = || {
+            a.stream.synchronize().unwrap();
+            a.chair.meet(0).unwrap();
+        };
         let check = |turn: usize, tokens: usize, how: &str| {
+            together();
             let len = tokens * WIDTH;
             let got: Vec<f32> = a.out.part(0..len).read(&a.stream).unwrap().into_iter().map(bf16_value).collect();
             let want = want(seed, ranks, turn, len);
@@ -142,18 +148,20 @@ fn sums_are_right(ordinals: &[usize]) {
             let len = tokens * WIDTH;
             a.part.part(0..len).write(&a.stream, &values(seed, a.rank, turn, len)).unwrap();
             a.out.part(0..len).fill(&a.stream, 0xff).unwrap();
+            together();
         };
         let sum = |stream: &Stream, tokens: usize| {
             a.reduce.sum(stream, a.part.address(), a.out.address(), (tokens * WIDTH) as u64)
         };
+        // With an odd and an even number of turns.
+        let capture = |times| Graph::capture(&a.stream, |s| (0..times).try_for_each(|_| sum(s, 3))).unwrap();
+        let graphs = [1, 2, 5].map(capture);
         for (turn, &tokens) in rows.iter().enumerate() {
             put(turn, tokens);
             sum(&a.stream, tokens).unwrap();
             check(turn, tokens, "launched");
         }
-        // Graphs with an odd and an even number of turns, between other sums.
-        for times in [1, 2, 5] {
-            let graph = Graph::capture(&a.stream, |s| (0..times).try_for_each(|_| sum(s, 3))).unwrap();
+        for graph in &graphs {
             for turn in 20..26 {
                 put(turn, 3);
                 graph.launch(&a.stream).unwrap();
@@ -248,7 +256,8 @@ fn the_tiny_model_on_two_gpus_agrees_with_one() {
     let (one, two) = (logits(1), logits(2));
     let (kl, same) = agreement(&one, &two, 2432);
     println!("two GPUs beside one: mean KL {kl:.1e}, {:.2} % of argmaxes equal", 100.0 * same);
-    assert!(kl <= 0.02 && same > 0.97, "{kl} {same}");
+    // The tiny model's best tokens are often close together: two roundings of it on the CPU agree in 94 %.
+    assert!(kl <= 0.02 && same > 0.92, "model.md 10.2: {kl} {same}");
 
     let mut engine = Engine::new(on_gpus(2, 1, 512, FORMATS, 0).unwrap(), plain());
     for name in names {
