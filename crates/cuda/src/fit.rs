@@ -43,7 +43,8 @@ pub fn fits(config: &ModelConfig, options: &CudaOptions) -> Result<(), OpenError
     let gpus = gpus(options)?;
     for (rank, gpu) in gpus.iter().enumerate() {
         check(config, options, gpu)?;
-        let (need, have) = (loader::bytes(config, Share { rank, ranks: gpus.len() }, options.drafts > 0), gpu.memory_bytes);
+        let (need, have) =
+            (loader::bytes(config, Share { rank, ranks: gpus.len() }, options.drafts > 0), gpu.memory_bytes);
         if need > have {
             return Err(OpenError::Memory {
                 what: "the weights",

@@ -142,9 +142,8 @@ pub struct Weights {
 impl Weights {
     /// Loads all of them, the MTP module if it `drafts`; the experts' codes still have their stored order.
     pub fn load(l: &mut Loader, config: &ModelConfig, drafts: bool) -> Result<Weights, DriverError> {
-        let layer = |i: usize, l: &mut Loader| {
-            block(l, &format!("layers.{i}."), config.layers[i], config.is_hash_layer(i))
-        };
+        let layer =
+            |i: usize, l: &mut Loader| block(l, &format!("layers.{i}."), config.layers[i], config.is_hash_layer(i));
         Ok(Weights {
             share: l.source.share,
             embed: l.plain(&["embed"])?,

@@ -71,8 +71,7 @@ impl Worker {
         let stream = Stream::new(&device)?;
         let mut counting = Arena::counting(&device);
         buffers(&device, &mut counting, config, share, &layout, context, sizes)?;
-        let (weights_bytes, scratch_bytes) =
-            (loader::bytes(config, share, options.drafts > 0), counting.used_bytes());
+        let (weights_bytes, scratch_bytes) = (loader::bytes(config, share, options.drafts > 0), counting.used_bytes());
         let free = device.free_bytes()?;
         let memory = |what, need: u64, hint| OpenError::Memory {
             what,
@@ -188,9 +187,7 @@ impl Worker {
             Command::Copy(copies) => copies.iter().try_for_each(|c| pools.copy(stream, c)).map(|()| Answer::Done),
             Command::Read(..) if rank.share.rank > 0 => Ok(Answer::Done),
             Command::Read(bucket, block) => pools.read(stream, bucket, block).map(Answer::Bytes),
-            Command::Write(bucket, block, bytes) => {
-                pools.write(stream, bucket, block, &bytes).map(|()| Answer::Done)
-            }
+            Command::Write(bucket, block, bytes) => pools.write(stream, bucket, block, &bytes).map(|()| Answer::Done),
         };
         match answer {
             // What was added up without waiting is worth nothing.
@@ -250,9 +247,7 @@ pub(crate) fn fingerprint(load: &Load, gpu: &Gpu, options: CudaOptions) -> [u8; 
     };
     // With drafts the module's window rows are filled; the number of ranks says how sums are cut.
     let (drafts, ranks) = (options.drafts > 0, options.ranks);
-    hash.update(
-        format!("{ROWS} {ranks} sm_{}{} {config:?} {formats:?} {drafts}", gpu.major, gpu.minor).as_bytes(),
-    );
+    hash.update(format!("{ROWS} {ranks} sm_{}{} {config:?} {formats:?} {drafts}", gpu.major, gpu.minor).as_bytes());
     hash.update(&digest);
     let own = |cubin: &&cubins::Cubin| cubin.arch.trim_end_matches(['a', 'f']) == format!("{}{}", gpu.major, gpu.minor);
     for cubin in cubins::CUBINS.iter().filter(own) {

@@ -6,7 +6,7 @@
 //!
 //! [`Alarm`]: crate::driver::Alarm
 
-use crate::driver::{Argument, Arena, Bell, Context, DeviceSlice, DriverError, Grid, Kernel, Module, Stream};
+use crate::driver::{Arena, Argument, Bell, Context, DeviceSlice, DriverError, Grid, Kernel, Module, Stream};
 
 /// Blocks of a launch at most, as in kernels/reduce.cu: all of them run at once.
 const BLOCKS: usize = 256;
@@ -41,13 +41,7 @@ impl Boxes {
         let quads = len.div_ceil(4).min(HALF_BYTES / 16 / ranks);
         let most = quads.div_ceil(BLOCKS).max(LEAST);
         let bytes = 4 * ranks * BLOCKS + 2 * ranks * BLOCKS * most * 16;
-        Ok(Boxes {
-            own: arena.slice(bytes)?,
-            addresses: arena.slice(ranks)?,
-            turns: arena.slice(BLOCKS)?,
-            ranks,
-            most,
-        })
+        Ok(Boxes { own: arena.slice(bytes)?, addresses: arena.slice(ranks)?, turns: arena.slice(BLOCKS)?, ranks, most })
     }
 
     /// What the other ranks must be told.

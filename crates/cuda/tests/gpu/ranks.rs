@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use longwave_cpu::numerics::Profile;
 use longwave_cuda::driver::{Alarm, Arena, Bell, Context, DeviceSlice, Event, Gpu, Graph, Stream, can_reach, probe};
 use longwave_cuda::meeting::{self, Chair};
 use longwave_cuda::ops::reduce::{Boxes, Reduce};
@@ -14,7 +15,7 @@ use longwave_engine::step::ReturnLogits;
 use longwave_engine::{Engine, EngineOptions};
 use longwave_model::formats::bf16_value;
 
-use crate::model::{FORMATS, agreement, alone, golden, on_gpus, plain};
+use crate::model::{FORMATS, agreement, alone, golden, on_cpu, on_gpus, plain};
 use crate::rig::Fresh;
 
 const WIDTH: usize = 4096;
@@ -216,9 +217,7 @@ fn sums_over_two_gpus_are_measured() {
         let (start, end) = (Event::new(&a.context).unwrap(), Event::new(&a.context).unwrap());
         let of = |tokens: usize| {
             let graph = Graph::capture(&a.stream, |s| {
-                (0..20).try_for_each(|_| {
-                    a.reduce.sum(s, a.part.address(), a.out.address(), (tokens * WIDTH) as u64)
-                })
+                (0..20).try_for_each(|_| a.reduce.sum(s, a.part.address(), a.out.address(), (tokens * WIDTH) as u64))
             })
             .unwrap();
             let mut times: Vec<f64> = (0..12)
@@ -263,10 +262,17 @@ fn the_tiny_model_on_two_gpus_agrees_with_one() {
     for name in names {
         let (ids, golden, gaps) = golden(name);
         let request = Request::greedy(ids, golden.len() as u32);
-        let ours = proof::serve(&mut engine, &[request], 1).remove(0);
-        let same = ours.tokens.iter().zip(&golden).take_while(|(a, b)| a == b).count();
+        let same_in = |answer: &Answer| answer.tokens.iter().zip(&golden).take_while(|(a, b)| a == b).count();
+        let same = same_in(&proof::serve(&mut engine, std::slice::from_ref(&request), 1)[0]);
         println!("{name} on two GPUs: {same} of {} greedy tokens are the golden ones", golden.len());
-        assert!(same == golden.len() || gaps[same] < 0.2, "{name}: token {same}, gap {}", gaps[same]);
+        // The golden run rounds the cache alone. At the fourth token of text300 both profiles of the CPU choose another one.
+        let leaves = |profile| same_in(&alone(on_cpu(FORMATS, profile, 0), std::slice::from_ref(&request))[0]) <= same;
+        let excused = same == golden.len() || gaps[same] < 0.2;
+        assert!(
+            excused || leaves(Profile::Serving) || leaves(Profile::Reference),
+            "{name}: token {same}, gap {}, and the CPU goes on",
+            gaps[same]
+        );
     }
 }
 
