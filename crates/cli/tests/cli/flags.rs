@@ -69,7 +69,6 @@ fn values_without_a_meaning_say_what_to_use() {
         (&["--load-format", "dummy", "--backend", "cpu"], &["random weights", "--backend cuda"]),
         (&["--layers", "3"], &["--layers", "--load-format dummy"]),
         (&["--backend", "cuda", "--numerics", "reference"], &["rounds as serving", "--backend cpu"]),
-        (&["--backend", "cuda", "--num-speculative-tokens", "1"], &["does not draft", "--backend cpu"]),
         (&["--attention-config.backend=FLASHMLA"], &["--attention-config.backend", "--index-cache-dtype"]),
         (&["--attention-config", r#"{"indexer_kv_dtype":"int4"}"#], &["use mxfp4 or fp8"]),
         (&["--max-model-len", "2M"], &["--max-model-len 2097152", "1048576, the model's context"]),
