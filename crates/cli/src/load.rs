@@ -68,6 +68,9 @@ pub struct ModelArgs {
     /// measurements on a GPU (dummy; MODEL may then be a configuration's name, for example flash).
     #[arg(long, value_enum, default_value = "auto")]
     pub load_format: LoadFormat,
+    /// GPUs that share the model, from the first on: each has its part of query heads and experts, and a whole cache.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub tensor_parallel_size: u32,
     /// With --load-format dummy: keep so many layers, so that a large model fits one GPU.
     #[arg(long, value_name = "N")]
     pub layers: Option<usize>,
@@ -309,8 +312,14 @@ pub fn open(args: &ModelArgs, tiers: TierOptions) -> Result<Loaded> {
 /// only the CPU has, and says why not.
 pub fn on_gpu(args: &ModelArgs, config: &ModelConfig) -> Result<bool> {
     let options = || cuda_options(args, config, formats(args));
+    let ranks = args.tensor_parallel_size;
     match args.backend {
+        BackendName::Cpu if ranks > 1 => {
+            bail!("--tensor-parallel-size {ranks} shares a model among GPUs; leave it out, or use --backend cuda")
+        }
         BackendName::Cpu => Ok(false),
+        // Who asks for several GPUs does not mean the CPU.
+        BackendName::Auto if ranks > 1 => on_gpu(&ModelArgs { backend: BackendName::Cuda, ..args.clone() }, config),
         BackendName::Auto if args.numerics != Profile::Serving => Ok(false),
         BackendName::Auto => match fit::fits(config, &options()?) {
             Ok(()) => Ok(true),
@@ -339,6 +348,7 @@ fn formats(args: &ModelArgs) -> CacheFormats {
 fn cuda_options(args: &ModelArgs, config: &ModelConfig, formats: CacheFormats) -> Result<CudaOptions> {
     Ok(CudaOptions {
         gpu: 0,
+        ranks: args.tensor_parallel_size,
         seats: args.max_num_seqs,
         step_tokens: args.max_num_batched_tokens,
         context: context(args, config)?,
@@ -349,7 +359,7 @@ fn cuda_options(args: &ModelArgs, config: &ModelConfig, formats: CacheFormats) -
     })
 }
 
-/// A progress bar of the bytes that have come to the GPU.
+/// A progress bar of the bytes that have come to the GPUs.
 fn upload_bar() -> impl FnMut(u64) + Send + 'static {
     let bar = ProgressBar::new_spinner();
     bar.set_style(ProgressStyle::with_template("To the GPU {bytes} {elapsed}").expect("a constant template"));

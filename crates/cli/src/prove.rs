@@ -180,8 +180,9 @@ fn serve(
         let (seats, step_tokens, context) = (way.seats.max(1), way.step_tokens, 8192);
         let drafts = if way.forced.is_some() && !drafter { 0 } else { way.drafts };
         if gpu {
-            let cache_bytes = Some(cache_bytes);
-            let options = CudaOptions { gpu: 0, seats, step_tokens, context, cache_bytes, formats, drafts, streams: 2 };
+            let (ranks, cache_bytes) = (args.tensor_parallel_size, Some(cache_bytes));
+            let options =
+                CudaOptions { gpu: 0, ranks, seats, step_tokens, context, cache_bytes, formats, drafts, streams: 2 };
             let open = || Ok(CudaBackend::open(Load::Checkpoint(checkpoint.clone()), options, |_| ())?);
             return serve_drafted(open, &engine_options, way, requests, plain);
         }

@@ -75,10 +75,7 @@ struct VllmFlags {
     /// Not needed: no code of a checkpoint is ever run.
     #[arg(long, hide_short_help = true)]
     trust_remote_code: bool,
-    /// 1 on a CPU.
-    #[arg(long, hide_short_help = true)]
-    tensor_parallel_size: Option<u32>,
-    /// 1 on a CPU.
+    /// 1: requests are not spread over engines.
     #[arg(long, hide_short_help = true)]
     data_parallel_size: Option<u32>,
     /// Without effect on a CPU.
@@ -120,12 +117,8 @@ impl VllmFlags {
                 bail!("{flag} {v}: only V4's own format is spoken; use deepseek_v4 or leave the flag out");
             }
         }
-        for (flag, value) in
-            [("--tensor-parallel-size", self.tensor_parallel_size), ("--data-parallel-size", self.data_parallel_size)]
-        {
-            if let Some(n) = value.filter(|n| *n != 1) {
-                bail!("{flag} {n}: this backend is one CPU; use 1 or leave the flag out");
-            }
+        if let Some(n) = self.data_parallel_size.filter(|n| *n != 1) {
+            bail!("--data-parallel-size {n}: there is one engine; use 1, or --tensor-parallel-size for several GPUs");
         }
         let mut notes = Vec::new();
         if self.trust_remote_code {

@@ -2,6 +2,7 @@
 // Between and after the products of the experts (model.md 7.2), to the bits of the CPU's.
 //   swiglu   gate and up to the quantised input of the down product
 //   combine  shared expert plus routed experts in the order of choice
+//   combine_part  the same of the experts that a rank has, not rounded: other ranks have the rest
 // Every value stands alone; padded tokens have no pairs and get zeros.
 #include <stdint.h>
 
@@ -51,6 +52,19 @@ swiglu(const float* __restrict__ y, const float* __restrict__ weights, const uns
     codes[group * 32 + lane] = longwave::quantise_group(a, b, c, d, scales + group);
 }
 
+namespace {
+
+__device__ __forceinline__ float4 rounded(const float4& v) {
+    return make_float4(longwave::round_bf16(v.x), longwave::round_bf16(v.y), longwave::round_bf16(v.z),
+                       longwave::round_bf16(v.w));
+}
+
+__device__ __forceinline__ float4 add(const float4& a, const float4& b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+}  // namespace
+
 // Grid (width / 1024 rounded up, tokens), 256 threads. shared float [tokens, width], routed float [places, width], places
 // u32 [tokens, k]; out bf16 [tokens, width].
 extern "C" __global__ void __launch_bounds__(256)
@@ -66,15 +80,35 @@ combine(const float4* __restrict__ shared, const float4* __restrict__ routed, co
         out[size_t(token) * quads + at] = make_uint2(0, 0);
         return;
     }
-    const auto rounded = [](const float4& v) {
-        return make_float4(longwave::round_bf16(v.x), longwave::round_bf16(v.y), longwave::round_bf16(v.z),
-                           longwave::round_bf16(v.w));
-    };
     float4 sum = rounded(routed[size_t(own[0]) * quads + at]);
     for (unsigned slot = 1; slot < k; slot++) {
-        const float4 v = rounded(routed[size_t(own[slot]) * quads + at]);
-        sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+        sum = add(sum, rounded(routed[size_t(own[slot]) * quads + at]));
     }
     const float4 s = rounded(shared[size_t(token) * quads + at]);
     out[size_t(token) * quads + at] = make_uint2(longwave::narrow(s.x + sum.x, s.y + sum.y), longwave::narrow(s.z + sum.z, s.w + sum.w));
+}
+
+// As above; places of experts elsewhere are UNMAPPED. shared is null where other ranks have all of it. choices u32
+// [tokens, k] are UNMAPPED for a padded token. out float [tokens, width].
+extern "C" __global__ void __launch_bounds__(256)
+combine_part(const float4* __restrict__ shared, const float4* __restrict__ routed, const unsigned* __restrict__ places,
+             const unsigned* __restrict__ choices, float4* __restrict__ out, unsigned width, unsigned k) {
+    longwave::overlap();
+    const unsigned token = blockIdx.y, at = blockIdx.x * 256 + threadIdx.x, quads = width / 4;
+    if (at >= quads) {
+        return;
+    }
+    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+    if (choices[size_t(token) * k] != longwave::UNMAPPED) {
+        for (unsigned slot = 0; slot < k; slot++) {
+            const unsigned place = places[size_t(token) * k + slot];
+            if (place != longwave::UNMAPPED) {
+                sum = add(sum, rounded(routed[size_t(place) * quads + at]));
+            }
+        }
+        if (shared) {
+            sum = add(sum, shared[size_t(token) * quads + at]);
+        }
+    }
+    out[size_t(token) * quads + at] = sum;
 }

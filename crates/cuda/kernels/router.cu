@@ -94,13 +94,14 @@ router_choose(const float* __restrict__ logits, const float* __restrict__ bias, 
     }
 }
 
-// Grid experts, 256 threads: each block finds the pairs of one expert. chosen u32 [pairs], pair i is slot i % k of token
-// i / k. groups int [most, 3]: expert, first place, up to `size` pairs; unused groups have none. By place: inputs u32 (token) and
-// sources u32 (pair; UNMAPPED behind the last place). By pair: places u32, UNMAPPED for padded tokens.
+// Grid experts that are here, 256 threads: each block finds the pairs of one of them; the first has the id `offset`. chosen
+// u32 [pairs], pair i is slot i % k of token i / k. groups int [most, 3]: expert, first place, up to `size` pairs; unused
+// groups have none. By place: inputs u32 (token) and sources u32 (pair; UNMAPPED behind the last place). By pair: places u32,
+// UNMAPPED for padded tokens and experts elsewhere.
 extern "C" __global__ void __launch_bounds__(256)
 router_group(const unsigned* __restrict__ chosen, int* __restrict__ groups, unsigned* __restrict__ inputs,
              unsigned* __restrict__ sources, unsigned* __restrict__ places, unsigned pairs, unsigned k,
-             unsigned size, unsigned most) {
+             unsigned size, unsigned most, unsigned offset) {
     longwave::overlap();
     __shared__ unsigned counts[MOST];
     __shared__ unsigned before[2];
@@ -114,7 +115,7 @@ router_group(const unsigned* __restrict__ chosen, int* __restrict__ groups, unsi
     }
     __syncthreads();
     for (unsigned i = threadIdx.x; i < pairs; i += 256) {
-        const unsigned e = chosen[i];
+        const unsigned e = chosen[i] - offset;
         if (e < experts) {
             atomicAdd(counts + e, 1u);
         } else if (expert == 0) {
@@ -156,7 +157,7 @@ router_group(const unsigned* __restrict__ chosen, int* __restrict__ groups, unsi
     unsigned done = first, turn = 0;
     for (unsigned base = 0; base < pairs; base += 256, turn ^= 1) {
         const unsigned i = base + threadIdx.x;
-        const bool mine = i < pairs && chosen[i] == expert;
+        const bool mine = i < pairs && chosen[i] - offset == expert;
         const unsigned votes = __ballot_sync(0xffffffffu, mine);
         if (lane == 0) {
             found[turn][warp] = __popc(votes);

@@ -69,7 +69,7 @@ impl Model {
         lists: &Lists,
     ) -> Result<(), DriverError> {
         let (s, c, t, eps) = (&self.scratch, &self.config, lists.tokens, self.config.rms_norm_eps);
-        let heads = c.num_attention_heads as u32;
+        let heads = self.weights.share.heads(c).len() as u32;
         let angles = s.angles[usize::from(a.kind != LayerKind::Window)].address();
         let window = self.pages(CacheKind::Window, layer);
         let local = self.pools.local();
@@ -124,21 +124,16 @@ impl Model {
             LayerKind::C128 => "attention c128a",
         };
         self.mark(stream, name)?;
-        let wide = (c.o_groups * c.o_lora_rank) as u32;
-        self.fp8(stream, &a.wo_a, c.o_groups as u32, &s.o, &s.o_low_wide, t)?;
+        let groups = self.weights.share.groups(c).len() as u32;
+        let wide = groups * c.o_lora_rank as u32;
+        self.fp8(stream, &a.wo_a, groups, &s.o, &s.o_low_wide, t)?;
         self.mark(stream, "wo_a")?;
         let (codes, scales) = (s.o_low.codes.address(), s.o_low.scales.address());
         self.ops.quantise.quantise(stream, s.o_low_wide.address(), codes, scales, u64::from(t * wide))?;
         self.mark(stream, "quantise")?;
         self.fp8(stream, &a.wo_b, 1, &s.o_low, &s.product, t)?;
         self.mark(stream, "wo_b")?;
-        self.ops.quantise.round(
-            stream,
-            s.product.address(),
-            s.output.address(),
-            u64::from(t) * c.hidden_size as u64,
-        )?;
-        self.mark(stream, "quantise")
+        self.sum(stream, t)
     }
 
     /// The second stream, in a layer that has work for it and while no timer needs all work in one.

@@ -1,11 +1,13 @@
-//! GPUs as a [`Backend`]: checks a step, keeps the block tables and hands the work to the thread that owns the GPU.
+//! GPUs as a [`Backend`]: checks a step, keeps the block tables and hands the work to the threads that own a GPU each.
+//!
+//! With several ranks every GPU has a part of the model and a whole cache. All of them compute every step to its end, head
+//! and choice of tokens included: that takes no longer than on one, and what the next step needs is known everywhere.
 //!
 //! A step is refused before anything is computed when it would read or write outside its tables (`step_check`). Errors
 //! of the driver are fatal and name the call, the kernel and its shape. One step is in flight.
 
 use std::collections::VecDeque;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 
 use longwave_engine::step::{Backend, BackendError, BlockCopy, BlockId, Limits, Step, StepResult, Ticket};
 use longwave_engine::step_check;
@@ -13,15 +15,19 @@ use longwave_engine::tables::SeatTables;
 use longwave_model::{CacheFormats, CacheLayout, Checkpoint, ModelConfig};
 use thiserror::Error;
 
-use crate::driver::{DriverError, Gpu, Missing, probe};
+use crate::driver::{DriverError, Missing};
+use crate::fit;
+use crate::ranks::{Answer, Command, Ranks};
 use crate::timers::OperatorTime;
-use crate::worker::{Opened, Worker};
+use crate::worker::{self, Opened};
 
 /// Sizes of a CUDA backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaOptions {
-    /// Ordinal of the GPU.
+    /// Ordinal of the first GPU.
     pub gpu: u32,
+    /// GPUs that share the model: this one and those behind it.
+    pub ranks: u32,
     /// Sequences at once.
     pub seats: u32,
     /// Tokens per step.
@@ -51,6 +57,24 @@ pub enum OpenError {
         index: u32,
         /// GPUs there are.
         count: usize,
+    },
+    /// There are fewer GPUs than ranks.
+    #[error("--tensor-parallel-size {ranks} needs as many GPUs, and this machine has {count}; lower it")]
+    TooFewGpus {
+        /// Asked for.
+        ranks: u32,
+        /// GPUs there are.
+        count: usize,
+    },
+    /// Ranks add up in each other's memory.
+    #[error(
+        "GPU {gpu} cannot reach the memory of GPU {other}, which sharing a model takes; choose others with CUDA_VISIBLE_DEVICES, or lower --tensor-parallel-size"
+    )]
+    Unreachable {
+        /// Ordinal.
+        gpu: u32,
+        /// Ordinal.
+        other: u32,
     },
     /// The program has no kernels.
     #[error(
@@ -99,38 +123,23 @@ pub enum OpenError {
     /// The driver refused.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// The driver refused on one of several GPUs.
+    #[error("GPU {gpu}: {error}")]
+    OnGpu {
+        /// Ordinal.
+        gpu: u32,
+        /// What it said.
+        error: DriverError,
+    },
     /// The thread of the GPU ended.
     #[error("the thread of the GPU ended while it opened")]
     Thread,
+    /// Another rank could not be opened.
+    #[error("another GPU could not be opened")]
+    Other,
 }
 
-/// What the thread of a GPU is asked to do, in order.
-pub(crate) enum Command {
-    /// Compute and sample.
-    Step(Box<Step>),
-    /// Copy units.
-    Copy(Vec<BlockCopy>),
-    /// Hand over the bytes of a unit.
-    Read(u8, BlockId),
-    /// Overwrite a unit.
-    Write(u8, BlockId, Vec<u8>),
-    /// Switch the timers on or off.
-    Time(bool),
-}
-
-/// What it answers, in the same order.
-pub(crate) enum Answer {
-    /// A step.
-    Step(StepResult),
-    /// Bytes of a unit.
-    Bytes(Vec<u8>),
-    /// A unit was written, units were copied.
-    Done,
-    /// What the timers showed since they were switched on.
-    Times(Vec<OperatorTime>),
-}
-
-/// A model on a GPU.
+/// A model on one GPU or several.
 pub struct CudaBackend {
     limits: Limits,
     layout: CacheLayout,
@@ -139,9 +148,7 @@ pub struct CudaBackend {
     tables: SeatTables,
     /// Steps that were answered while something else was asked for.
     early: VecDeque<StepResult>,
-    commands: Option<Sender<Command>>,
-    answers: Receiver<Result<Answer, DriverError>>,
-    thread: Option<JoinHandle<()>>,
+    ranks: Ranks,
 }
 
 /// What a backend computes with.
@@ -153,46 +160,24 @@ pub enum Load {
 }
 
 impl CudaBackend {
-    /// Opens GPU `options.gpu` with `load`; `progress` gets the bytes of each tensor that is there.
+    /// Opens the GPUs of `options` with `load`; `progress` gets the bytes of each tensor that has come to one of them.
     pub fn open(
         load: Load,
         options: CudaOptions,
-        mut progress: impl FnMut(u64) + Send + 'static,
+        progress: impl FnMut(u64) + Send + 'static,
     ) -> Result<CudaBackend, OpenError> {
-        let gpus = probe()?;
-        if crate::cubins::CUBINS.is_empty() {
-            return Err(OpenError::NoKernels);
-        }
-        let count = gpus.len();
-        let none = OpenError::NoSuchGpu { index: options.gpu, count };
-        let gpu: Gpu = gpus.into_iter().nth(options.gpu as usize).ok_or(none)?;
-        let (commands, orders) = channel();
-        let (replies, answers) = channel();
-        let (opened, opening) = channel();
-        let thread = std::thread::Builder::new().name(format!("gpu{}", options.gpu)).spawn(move || {
-            let worker = match Worker::open(&load, &gpu, options, &mut progress) {
-                Ok((worker, facts)) => {
-                    let _ = opened.send(Ok(facts));
-                    worker
-                }
-                Err(error) => return drop(opened.send(Err(error))),
-            };
-            // All tensors are on the GPU.
-            drop(load);
-            worker.run(&orders, &replies);
-        });
-        let thread = thread.map_err(|_| OpenError::Thread)?;
-        let Opened { limits, layout, fingerprint, summary } = opening.recv().map_err(|_| OpenError::Thread)??;
+        let gpus = fit::gpus(&options)?;
+        let load = Arc::new(load);
+        let (ranks, opened) = Ranks::open(&load, &gpus, options, progress)?;
+        let Opened { limits, layout, summary } = opened;
         Ok(CudaBackend {
             tables: SeatTables::new(&layout, limits.seats),
             early: VecDeque::new(),
             limits,
             layout,
-            fingerprint,
+            fingerprint: worker::fingerprint(&load, &gpus[0], options),
             summary,
-            commands: Some(commands),
-            answers,
-            thread: Some(thread),
+            ranks,
         })
     }
 
@@ -204,22 +189,17 @@ impl CudaBackend {
     /// Switches timers of operators on or off; what they showed since they were last switched on, the longest first. While
     /// they are on, steps take longer.
     pub fn time_operators(&mut self, on: bool) -> Result<Vec<OperatorTime>, BackendError> {
-        self.send(Command::Time(on))?;
+        self.ranks.send(&Command::Time(on))?;
         match self.other()? {
             Answer::Times(times) => Ok(times),
             _ => Err(unexpected()),
         }
     }
 
-    fn send(&self, command: Command) -> Result<(), BackendError> {
-        let gone = || BackendError::Fatal("the thread of the GPU ended".into());
-        self.commands.as_ref().ok_or_else(gone)?.send(command).map_err(|_| gone())
-    }
-
     /// The next answer that is not a step's; steps before it are kept for `collect`.
     fn other(&mut self) -> Result<Answer, BackendError> {
         loop {
-            match self.answer()? {
+            match self.ranks.answer()? {
                 Answer::Step(result) => self.early.push_back(result),
                 answer => return Ok(answer),
             }
@@ -232,25 +212,10 @@ impl CudaBackend {
             _ => Err(unexpected()),
         }
     }
-
-    fn answer(&self) -> Result<Answer, BackendError> {
-        let gone = |_| BackendError::Fatal("the thread of the GPU ended".into());
-        self.answers.recv().map_err(gone)?.map_err(|error| BackendError::Fatal(error.to_string()))
-    }
 }
 
 fn unexpected() -> BackendError {
-    BackendError::Fatal("the thread of the GPU answered something else than it was asked".into())
-}
-
-impl Drop for CudaBackend {
-    fn drop(&mut self) {
-        // Without senders the thread ends.
-        self.commands = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
+    BackendError::Fatal("a thread of a GPU answered something else than it was asked".into())
 }
 
 impl Backend for CudaBackend {
@@ -268,14 +233,14 @@ impl Backend for CudaBackend {
 
     fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {
         step_check::apply(step, &self.layout, &self.limits, &mut self.tables)?;
-        self.send(Command::Step(Box::new(step.clone())))?;
+        self.ranks.send(&Command::Step(Arc::new(step.clone())))?;
         Ok(Ticket(step.number))
     }
 
     fn collect(&mut self, ticket: Ticket) -> Result<StepResult, BackendError> {
         let result = match self.early.pop_front() {
             Some(result) => result,
-            None => match self.answer()? {
+            None => match self.ranks.answer()? {
                 Answer::Step(result) => result,
                 _ => return Err(unexpected()),
             },
@@ -287,12 +252,12 @@ impl Backend for CudaBackend {
     }
 
     fn copy(&mut self, copies: &[BlockCopy]) -> Result<(), BackendError> {
-        self.send(Command::Copy(copies.to_vec()))?;
+        self.ranks.send(&Command::Copy(copies.into()))?;
         self.done()
     }
 
     fn read_unit(&mut self, bucket: u8, block: BlockId, out: &mut [u8]) -> Result<(), BackendError> {
-        self.send(Command::Read(bucket, block))?;
+        self.ranks.send(&Command::Read(bucket, block))?;
         match self.other()? {
             Answer::Bytes(bytes) => out.copy_from_slice(&bytes),
             _ => return Err(unexpected()),
@@ -301,7 +266,7 @@ impl Backend for CudaBackend {
     }
 
     fn write_unit(&mut self, bucket: u8, block: BlockId, bytes: &[u8]) -> Result<(), BackendError> {
-        self.send(Command::Write(bucket, block, bytes.to_vec()))?;
+        self.ranks.send(&Command::Write(bucket, block, bytes.into()))?;
         self.done()
     }
 }

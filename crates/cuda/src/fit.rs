@@ -8,33 +8,54 @@ use longwave_model::geometry::MAX_DRAFTS;
 use longwave_model::{CacheLayout, IndexFormat, MainFormat, ModelConfig};
 
 use crate::backend::{CudaOptions, OpenError};
-use crate::driver::{Gpu, probe};
-use crate::{cubins, loader, mtp, pools};
+use crate::driver::{Gpu, can_reach, probe};
+use crate::split::{self, Share};
+use crate::{cubins, loader, pools};
 
 /// Largest dimension of a grid that counts tokens.
 const MOST_TOKENS: u32 = 65_535;
 
-/// Refuses what the GPU that `options` names cannot run, weights that are larger than its memory included.
-pub fn fits(config: &ModelConfig, options: &CudaOptions) -> Result<(), OpenError> {
+/// The GPUs that `options` names, which reach each other.
+pub(crate) fn gpus(options: &CudaOptions) -> Result<Vec<Gpu>, OpenError> {
     let gpus = probe()?;
     if cubins::CUBINS.is_empty() {
         return Err(OpenError::NoKernels);
     }
-    let count = gpus.len();
-    let none = OpenError::NoSuchGpu { index: options.gpu, count };
-    let gpu = gpus.into_iter().nth(options.gpu as usize).ok_or(none)?;
-    check(config, options, &gpu)?;
-    let (need, have) = (loader::bytes(config, options.drafts > 0), gpu.memory_bytes);
-    match need <= have {
-        true => Ok(()),
-        false => Err(OpenError::Memory {
-            what: "the weights",
-            need_gib: need as f64 / (1u64 << 30) as f64,
-            have_gib: have as f64 / (1u64 << 30) as f64,
-            gpu: gpu.index,
-            hint: "use --backend cpu; several GPUs for one model come later",
-        }),
+    let (count, ranks) = (gpus.len(), options.ranks as usize);
+    let own: Vec<Gpu> = gpus.into_iter().skip(options.gpu as usize).take(ranks).collect();
+    if own.len() < ranks || ranks == 0 {
+        return Err(match ranks {
+            1 => OpenError::NoSuchGpu { index: options.gpu, count },
+            _ => OpenError::TooFewGpus { ranks: options.ranks, count },
+        });
     }
+    for (gpu, other) in own.iter().flat_map(|gpu| own.iter().map(move |other| (gpu, other))) {
+        if gpu.index != other.index && !can_reach(gpu, other)? {
+            return Err(OpenError::Unreachable { gpu: gpu.index, other: other.index });
+        }
+    }
+    Ok(own)
+}
+
+/// Refuses what the GPUs that `options` names cannot run, weights that are larger than their memory included.
+pub fn fits(config: &ModelConfig, options: &CudaOptions) -> Result<(), OpenError> {
+    split::check(config, options.ranks as usize).map_err(OpenError::Model)?;
+    let gpus = gpus(options)?;
+    for (rank, gpu) in gpus.iter().enumerate() {
+        check(config, options, gpu)?;
+        let (need, have) =
+            (loader::bytes(config, Share { rank, ranks: gpus.len() }, options.drafts > 0), gpu.memory_bytes);
+        if need > have {
+            return Err(OpenError::Memory {
+                what: "the weights",
+                need_gib: need as f64 / (1u64 << 30) as f64,
+                have_gib: have as f64 / (1u64 << 30) as f64,
+                gpu: gpu.index,
+                hint: "share the model among more GPUs with --tensor-parallel-size, or use --backend cpu",
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Refuses GPUs, shapes, formats and sizes that the kernels do not have.
@@ -80,9 +101,7 @@ fn shapes(config: &ModelConfig, options: &CudaOptions) -> Result<(), String> {
     if drafts > 0 && config.num_nextn_predict_layers == 0 {
         return Err(format!("{drafts} draft tokens need an MTP module, and this checkpoint has none; ask for 0"));
     }
-    if drafts > 0 && !mtp::fits(config) {
-        return Err("its MTP module is wider than its query heads; ask for 0 draft tokens, or use --backend cpu".into());
-    }
+    split::check(config, options.ranks as usize)?;
     if options.formats.main == MainFormat::F32 || options.formats.index == IndexFormat::F32 {
         return Err("caches of f32 are for the CPU alone".into());
     }
@@ -108,6 +127,7 @@ mod tests {
         let formats = CacheFormats { main: MainFormat::Fp8, index: IndexFormat::Fp4 };
         CudaOptions {
             gpu: 0,
+            ranks: 1,
             seats: 256,
             step_tokens: 8192,
             context: 1 << 20,
@@ -136,6 +156,7 @@ mod tests {
         assert!(
             refused(&|config, options| (config.num_nextn_predict_layers, options.drafts) = (0, 1)).contains("none")
         );
+        assert!(refused(&|_, options| options.ranks = 3).contains("--tensor-parallel-size"));
         assert!(refused(&|_, options| options.seats = 8192).contains("--max-num-seqs"));
         assert!(refused(&|_, options| options.formats.main = MainFormat::F32).contains("CPU"));
     }

@@ -1,7 +1,8 @@
 //! The forward pass of a step (model.md 4): lists, embedding, blocks, head; attention is in its own file.
 //!
 //! Assumes a step that was checked and whose lists are on the GPU. Launches depend on the numbers of tokens, sequences and
-//! rows alone. Every row has the same bits whatever else is in the step.
+//! rows alone. Every row has the same bits whatever else is in the step. Of several ranks each computes with its own query
+//! heads and experts; the outputs of attention and experts are added up, so that all have the same streams.
 
 use longwave_model::ModelConfig;
 use longwave_model::geometry::CacheKind;
@@ -13,7 +14,7 @@ use crate::ops::Pages;
 use crate::ops::attend::Attend;
 use crate::ops::compress::Compress;
 use crate::ops::ends::{Ends, HeadMix};
-use crate::ops::experts::{ExpertBatch, ExpertWeights, Experts};
+use crate::ops::experts::{ExpertBatch, ExpertWeights, Experts, Sum};
 use crate::ops::index::Index;
 use crate::ops::keys::Keys;
 use crate::ops::linear_bf16::{Bf16Product, LinearBf16};
@@ -21,6 +22,7 @@ use crate::ops::linear_fp8::{Fp8Product, LinearFp8};
 use crate::ops::mhc::{Mhc, MhcBatch, MhcSite};
 use crate::ops::mtp::Mtp;
 use crate::ops::quantise::Quantise;
+use crate::ops::reduce::Reduce;
 use crate::ops::rope::{Angles, Rope};
 use crate::ops::router::{Choosing, Router, Routing};
 use crate::pools::Pools;
@@ -42,6 +44,8 @@ pub struct Model {
     /// Set while somebody wants to know where the time goes; then all work is in one stream.
     pub timers: Option<Timers>,
     pub(crate) beside: Option<Beside>,
+    /// Adds up over ranks; `None` where there is one.
+    pub reduce: Option<Reduce>,
     /// Frequencies of window layers and of compressed ones.
     frequencies: [DeviceSlice<f32>; 2],
 }
@@ -135,7 +139,7 @@ impl Model {
             ops.experts.repack(stream, codes.address(), codes.len() as u64)?;
         }
         let beside = (streams > 1).then(|| Beside::new(context)).transpose()?;
-        Ok(Model { config, weights, pools, scratch, ops, timers: None, beside, frequencies })
+        Ok(Model { config, weights, pools, scratch, ops, timers: None, beside, reduce: None, frequencies })
     }
 
     /// Runs the main layers over the rows of `lists`; the streams are in the scratch afterwards.
@@ -309,6 +313,22 @@ impl Model {
         self.pools.pages(kind, layer).expect("a layer of this kind has this cache")
     }
 
+    /// From `product` to `output`, added up over ranks and rounded.
+    pub(crate) fn sum(&self, stream: &Stream, t: u32) -> Result<(), DriverError> {
+        let (part, out) = (self.scratch.product.address(), self.scratch.output.address());
+        let len = u64::from(t) * self.config.hidden_size as u64;
+        match &self.reduce {
+            Some(reduce) => {
+                reduce.sum(stream, part, out, len)?;
+                self.mark(stream, "sum over ranks")
+            }
+            None => {
+                self.ops.quantise.round(stream, part, out, len)?;
+                self.mark(stream, "quantise")
+            }
+        }
+    }
+
     /// Experts (model.md 7), from `normed` and `input` to `output`.
     fn experts(&self, stream: &Stream, b: &Block, lists: &Lists) -> Result<(), DriverError> {
         let (s, c, t, moe) = (&self.scratch, &self.config, lists.tokens, &b.moe);
@@ -319,7 +339,8 @@ impl Model {
             Route::Scored(bias) => Choosing::Scored(bias.address()),
         };
         let (experts, chosen) = (c.n_routed_experts as u32, c.num_experts_per_tok as u32);
-        let (routing, _) = Routing::at(s.routing.address(), t, experts, chosen);
+        let share = &self.weights.share;
+        let routing = Routing::at(s.routing.address(), t, experts, chosen).0.with(share.experts(c));
         let (logits, scale) = (s.router.address(), c.routed_scaling_factor);
         self.ops.router.route(stream, logits, lists.ids, how, scale, &routing)?;
         self.mark(stream, "router choice")?;
@@ -332,14 +353,16 @@ impl Model {
             shared_gate_up_scales: moe.shared_gate_up.scales.address(),
             shared_down: moe.shared_down.codes.address(),
             shared_down_scales: moe.shared_down.scales.address(),
+            shared_inner: share.shared_columns(c).len() as u32,
         };
         let batch = ExpertBatch {
             x: s.input.codes.address(),
             x_scales: s.input.scales.address(),
-            out: s.output.address(),
+            out: if share.is_part() { Sum::Part(s.product.address()) } else { Sum::Whole(s.output.address()) },
             scratch: s.experts.address(),
         };
         self.ops.experts.forward(stream, &self.ops.fp8, &expert_shape(c), &weights, &routing, &batch)?;
-        self.mark(stream, "experts")
+        self.mark(stream, "experts")?;
+        if share.is_part() { self.sum(stream, t) } else { Ok(()) }
     }
 }

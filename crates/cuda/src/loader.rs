@@ -1,5 +1,5 @@
 //! Tensors of a checkpoint on the GPU, in the forms that kernels read: rows of several tensors one after the other, block
-//! scales as floats, vectors as floats.
+//! scales as floats, vectors as floats. Of tensors that ranks share, the rank's part.
 //!
 //! Assumes an arena of at least [`bytes`]. Refuses routed experts that are not fp4, with what
 //! to do.
@@ -9,6 +9,7 @@ use longwave_model::tensors::{self, DType, Place};
 
 use crate::driver::{Arena, DeviceSlice, DriverError, Stream};
 use crate::source::Source;
+use crate::split::Share;
 
 /// A bf16 matrix `[rows, cols]`.
 pub struct Plain {
@@ -56,12 +57,13 @@ pub struct Loader<'a> {
     pub progress: &'a mut dyn FnMut(u64),
 }
 
-/// Bytes of the arena that all weights of `config` need at most, the MTP module's if it `drafts`: vectors and block scales
-/// grow to floats.
-pub fn bytes(config: &ModelConfig, drafts: bool) -> u64 {
+/// Bytes of the arena that a rank's part of all weights of `config` needs at most, the MTP module's if it `drafts`: vectors
+/// and block scales grow to floats.
+pub fn bytes(config: &ModelConfig, share: Share, drafts: bool) -> u64 {
     let one = |spec: &tensors::TensorSpec| {
         let widens = spec.shape.len() == 1 || spec.name.ends_with(".scale") && !spec.name.contains(".experts.");
-        spec.bytes() * if widens { 4 } else { 1 } + 256
+        let size = spec.dtypes[0].size() * if widens { 4 } else { 1 };
+        share.part(config, spec).map_or(0, |part| (part.rows.len() * part.cols.len() * size) as u64 + 256)
     };
     let loaded = |place: &Place| drafts || !matches!(place, Place::Draft(_));
     tensors::all(config).iter().filter(|(place, _)| loaded(place)).map(|(_, spec)| one(spec)).sum()
@@ -84,7 +86,9 @@ impl Loader<'_> {
     /// Floats on the GPU.
     pub fn floats(&mut self, values: &[f32]) -> Result<DeviceSlice<f32>, DriverError> {
         let to = self.arena.slice(values.len())?;
-        to.write(self.stream, values)?;
+        if !values.is_empty() {
+            to.write(self.stream, values)?;
+        }
         Ok(to)
     }
 
@@ -127,11 +131,11 @@ impl Loader<'_> {
         Ok(Scaled { codes: self.stacked(&weights)?, scales: self.floats(&scales)?, rows, cols })
     }
 
-    /// The same matrices of all experts: for each expert the rows of `names` under `prefix.<expert>.`.
-    pub fn experts(&mut self, prefix: &str, experts: usize, names: &[&str]) -> Result<Packed, DriverError> {
+    /// The same matrices of all experts of the rank: for each the rows of `names` under `prefix.<expert>.`.
+    pub fn experts(&mut self, prefix: &str, names: &[&str]) -> Result<Packed, DriverError> {
         let of = |kind: &str| -> Vec<String> {
             let one = |e: usize| names.iter().map(move |name| format!("{prefix}.{e}.{name}.{kind}"));
-            (0..experts).flat_map(one).collect()
+            self.source.experts().flat_map(one).collect()
         };
         let (weights, scales) = (of("weight"), of("scale"));
         let (dtype, shape) = (self.source.dtype(&weights[0]), self.source.shape(&weights[0]));

@@ -4,8 +4,6 @@
 //! alone. Assumes a model whose weights have the module. The buffers of the main layers serve here as well: a step is done
 //! with them when the module begins.
 
-use longwave_model::ModelConfig;
-
 use crate::driver::{DeviceSlice, DriverError, Stream};
 use crate::forward::{Lists, Model};
 use crate::ops::mtp::MtpInput;
@@ -22,11 +20,6 @@ pub struct MtpRows<'a> {
     pub kept: &'a DeviceSlice<u16>,
     /// The module's own streams, bf16 `[n, 4, D]`; may be `streams`.
     pub out: &'a DeviceSlice<u16>,
-}
-
-/// Whether the buffers of the main layers have room for as many rows of the module as for tokens.
-pub fn fits(config: &ModelConfig) -> bool {
-    4 * config.hidden_size <= config.num_attention_heads * config.head_dim
 }
 
 impl Model {

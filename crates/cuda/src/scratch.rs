@@ -1,6 +1,6 @@
 //! Buffers of a step, taken once: their sizes follow from the model and the largest step and never from the context.
 //!
-//! A buffer has one use in a layer. What a step does not fill keeps old bits, which nothing reads.
+//! A buffer has one use in a layer; `H` and `G` count the rank's own heads and groups. What a step does not fill keeps old bits, which nothing reads.
 
 use longwave_model::ModelConfig;
 
@@ -9,6 +9,7 @@ use crate::ops::experts::ExpertShape;
 use crate::ops::index;
 use crate::ops::mhc::MhcShape;
 use crate::ops::router::Routing;
+use crate::split::Share;
 
 /// Sizes of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,10 +106,12 @@ pub fn mhc_shape(c: &ModelConfig) -> MhcShape {
     MhcShape { width: c.hidden_size as u32, norm_eps, hc_eps, iters: c.hc_sinkhorn_iters }
 }
 
-/// Takes all buffers from `arena`.
-pub fn take(arena: &mut Arena, c: &ModelConfig, sizes: StepSizes) -> Result<Scratch, DriverError> {
-    let (t, d, heads) = (sizes.tokens, c.hidden_size, c.num_attention_heads * c.head_dim);
-    let (low, chosen, shape) = (c.o_groups * c.o_lora_rank, c.num_experts_per_tok as u32, expert_shape(c));
+/// Takes all buffers from `arena`, those of query heads and output groups for the ones that a rank has.
+pub fn take(arena: &mut Arena, c: &ModelConfig, share: Share, sizes: StepSizes) -> Result<Scratch, DriverError> {
+    let (t, d) = (sizes.tokens, c.hidden_size);
+    // The MTP module projects four streams where query heads are otherwise.
+    let heads = (share.heads(c).len() * c.head_dim).max(if sizes.drafts > 0 { 4 * d } else { 0 });
+    let (low, chosen, shape) = (share.groups(c).len() * c.o_lora_rank, c.num_experts_per_tok as u32, expert_shape(c));
     let codes = |arena: &mut Arena, rows: usize, n: usize| -> Result<Codes, DriverError> {
         Ok(Codes { codes: arena.slice(rows * n)?, scales: arena.slice(rows * n.div_ceil(128))? })
     };

@@ -1,9 +1,11 @@
-//! Where tensors come from: a checkpoint, or random numbers of the same shapes (`--load-format dummy`).
+//! Where tensors come from: a checkpoint, or random numbers of the same shapes (`--load-format dummy`). What is seen of
+//! them is the part that one rank has.
 //!
-//! Random weights have about unit gain, so that activations stay finite in every layer; they mean nothing. Assumes names
-//! that `tensors::all` lists.
+//! Random weights have about unit gain, so that activations stay finite in every layer; they mean nothing. A part of them
+//! has the values that the whole tensor has there. Assumes names that `tensors::all` lists.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use longwave_model::ModelConfig;
 use longwave_model::checkpoint::Checkpoint;
@@ -11,32 +13,34 @@ use longwave_model::formats::ue8m0;
 use longwave_model::tensors::{self, DType, TensorSpec};
 
 use crate::driver::{Argument, Context, DeviceSlice, DriverError, Grid, Kernel, Module, Stream};
+use crate::split::{Part, Share};
 
 /// Tensors by name.
-pub enum Source<'a> {
+pub struct Source<'a> {
+    from: Origin<'a>,
+    config: &'a ModelConfig,
+    specs: HashMap<String, TensorSpec>,
+    /// Whose parts they are.
+    pub share: Share,
+}
+
+/// What they are.
+pub enum Origin<'a> {
     /// As released.
     Checkpoint(&'a Checkpoint),
     /// Random.
     Dummy(Dummy),
 }
 
-/// Random tensors.
+/// Makes random tensors.
 pub struct Dummy {
-    specs: HashMap<String, TensorSpec>,
     kernel: Kernel,
-    experts: usize,
 }
 
 impl Dummy {
-    /// Tensors of `config`, made on the GPU of `context`.
-    pub fn new(context: &Context, config: &ModelConfig) -> Result<Dummy, DriverError> {
-        let specs = tensors::all(config).into_iter().map(|(_, spec)| (spec.name.clone(), spec)).collect();
-        let kernel = Module::load(context, "dummy")?.kernel("dummy_words", 0)?;
-        Ok(Dummy { specs, kernel, experts: config.n_routed_experts })
-    }
-
-    fn spec(&self, name: &str) -> &TensorSpec {
-        &self.specs[name]
+    /// On the GPU of `context`.
+    pub fn new(context: &Context) -> Result<Dummy, DriverError> {
+        Ok(Dummy { kernel: Module::load(context, "dummy")?.kernel("dummy_words", 0)? })
     }
 }
 
@@ -50,38 +54,72 @@ fn gain_exponent(cols: usize) -> i32 {
     -((cols as f64).log2() / 2.0).round() as i32
 }
 
-impl Source<'_> {
-    /// Shape, rows first.
-    pub fn shape(&self, name: &str) -> Vec<usize> {
-        match self {
-            Source::Checkpoint(checkpoint) => checkpoint.tensor(name).shape,
-            Source::Dummy(dummy) => dummy.spec(name).shape.clone(),
-        }
+impl<'a> Source<'a> {
+    /// The tensors of `config` that `share` has parts of.
+    pub fn new(from: Origin<'a>, config: &'a ModelConfig, share: Share) -> Source<'a> {
+        let specs = tensors::all(config).into_iter().map(|(_, spec)| (spec.name.clone(), spec)).collect();
+        Source { from, config, specs, share }
+    }
+
+    fn spec(&self, name: &str) -> &TensorSpec {
+        &self.specs[name]
+    }
+
+    /// Ids of the routed experts that are there.
+    pub fn experts(&self) -> Range<usize> {
+        self.share.experts(self.config)
+    }
+
+    /// The part that is there; an empty one where the rank has none.
+    fn part(&self, name: &str) -> Part {
+        let none = Part { rows: 0..0, cols: 0..0 };
+        self.share.part(self.config, self.spec(name)).unwrap_or(none)
+    }
+
+    /// Elements of a row of the whole tensor.
+    fn row(&self, name: &str) -> usize {
+        self.spec(name).shape[1..].iter().product()
+    }
+
+    /// Rows and columns of the part.
+    pub fn shape(&self, name: &str) -> [usize; 2] {
+        let part = self.part(name);
+        [part.rows.len(), part.cols.len()]
     }
 
     /// Type in which it is stored.
     pub fn dtype(&self, name: &str) -> DType {
-        match self {
-            Source::Checkpoint(checkpoint) => checkpoint.tensor(name).dtype,
-            Source::Dummy(dummy) => dummy.spec(name).dtypes[0],
+        match &self.from {
+            Origin::Checkpoint(checkpoint) => checkpoint.tensor(name).dtype,
+            Origin::Dummy(_) => self.spec(name).dtypes[0],
         }
     }
 
-    /// Bytes in which it is stored.
+    /// Bytes in which the part is stored.
     pub fn bytes(&self, name: &str) -> usize {
-        match self {
-            Source::Checkpoint(checkpoint) => checkpoint.tensor(name).bytes().len(),
-            Source::Dummy(dummy) => dummy.spec(name).bytes() as usize,
-        }
+        self.shape(name).iter().product::<usize>() * self.dtype(name).size()
     }
 
     /// Copies codes, packed experts and their scales, or bf16 values to the GPU as they are stored.
     pub fn copy(&self, name: &str, to: &DeviceSlice<u8>, stream: &Stream) -> Result<(), DriverError> {
-        let dummy = match self {
-            Source::Checkpoint(checkpoint) => return to.write(stream, checkpoint.tensor(name).bytes()),
-            Source::Dummy(dummy) => dummy,
+        if to.is_empty() {
+            return Ok(());
+        }
+        let (part, row) = (self.part(name), self.row(name));
+        let size = self.dtype(name).size();
+        let dummy = match &self.from {
+            Origin::Checkpoint(checkpoint) => {
+                let tensor = checkpoint.tensor(name);
+                let rows = &tensor.bytes()[part.rows.start * row * size..part.rows.end * row * size];
+                if part.cols.len() == row {
+                    return to.write(stream, rows);
+                }
+                let own = |row: &[u8]| row[part.cols.start * size..part.cols.end * size].to_vec();
+                return to.write(stream, &rows.chunks(row * size).flat_map(own).collect::<Vec<u8>>());
+            }
+            Origin::Dummy(dummy) => dummy,
         };
-        let spec = dummy.spec(name);
+        let spec = self.spec(name);
         let cols = spec.shape.last().copied().unwrap_or(1);
         let (kept, set) = match spec.dtypes[0] {
             // Between 1/8 and 2.
@@ -98,34 +136,63 @@ impl Source<'_> {
             _ => (u32::MAX, 0),
         };
         let words = (to.len() / 4) as u64;
-        let arguments = [Argument::from(to), Argument::U64(words), Argument::U64(seed(name)), kept.into(), set.into()];
+        // Whole rows are one long row.
+        let (first, width, stride) = match part.cols.len() == row {
+            true => (part.rows.start * row, to.len() / size, 0),
+            false => (part.rows.start * row + part.cols.start, part.cols.len(), row),
+        };
+        let [first, width, stride] = [first, width, stride].map(|elements| (elements * size / 4) as u64);
+        let arguments = [
+            Argument::from(to),
+            Argument::U64(words),
+            Argument::U64(first),
+            Argument::U64(width),
+            Argument::U64(stride),
+            Argument::U64(seed(name)),
+            kept.into(),
+            set.into(),
+        ];
         stream.launch(&dummy.kernel, Grid::new(2048.min(words.div_ceil(256).max(1) as u32), 256), &arguments)
+    }
+
+    /// Those of the values of a whole tensor that are in the part.
+    fn cut<T: Copy>(&self, name: &str, whole: Vec<T>) -> Vec<T> {
+        let (part, row) = (self.part(name), self.row(name));
+        if part.rows.len() * part.cols.len() == whole.len() {
+            return whole;
+        }
+        let rows = part.rows.flat_map(|r| r * row + part.cols.start..r * row + part.cols.end);
+        rows.map(|i| whole[i]).collect()
     }
 
     /// Block scales of an e4m3 matrix, as floats.
     pub fn block_scales(&self, name: &str) -> Vec<f32> {
-        match self {
-            Source::Checkpoint(checkpoint) => {
+        let whole = match &self.from {
+            Origin::Checkpoint(checkpoint) => {
                 let tensor = checkpoint.tensor(name);
                 match tensor.dtype {
                     DType::F8E8M0 => tensor.bytes().iter().map(|&byte| ue8m0::value(byte)).collect(),
                     _ => tensor.to_f32(),
                 }
             }
-            Source::Dummy(dummy) => {
-                let shape = &dummy.spec(name).shape;
+            Origin::Dummy(_) => {
+                let shape = &self.spec(name).shape;
                 vec![2f32.powi(gain_exponent(128 * shape[1])); shape[0] * shape[1]]
             }
-        }
+        };
+        self.cut(name, whole)
     }
 
     /// A small f32 or bf16 tensor, widened.
     pub fn floats(&self, name: &str) -> Vec<f32> {
-        let dummy = match self {
-            Source::Checkpoint(checkpoint) => return checkpoint.tensor(name).to_f32(),
-            Source::Dummy(dummy) => dummy,
-        };
-        let len = dummy.spec(name).shape.iter().product();
+        self.cut(name, self.whole_floats(name))
+    }
+
+    fn whole_floats(&self, name: &str) -> Vec<f32> {
+        if let Origin::Checkpoint(checkpoint) = &self.from {
+            return checkpoint.tensor(name).to_f32();
+        }
+        let len = self.spec(name).shape.iter().product();
         if name.ends_with("norm.weight") || name.ends_with("_scale") {
             return vec![1.0; len];
         }
@@ -140,12 +207,12 @@ impl Source<'_> {
 
     /// A table of experts by token id, `[V, k]`.
     pub fn table(&self, name: &str) -> Vec<u32> {
-        match self {
-            Source::Checkpoint(checkpoint) => {
+        match &self.from {
+            Origin::Checkpoint(checkpoint) => {
                 checkpoint.tensor(name).to_i64().into_iter().map(|expert| expert as u32).collect()
             }
-            Source::Dummy(dummy) => {
-                let (shape, experts) = (&dummy.spec(name).shape, dummy.experts);
+            Origin::Dummy(_) => {
+                let (shape, experts) = (&self.spec(name).shape, self.config.n_routed_experts);
                 let row = |token: usize| {
                     (0..shape[1]).map(move |j| ((token * 7919 + j * (experts / shape[1])) % experts) as u32)
                 };

@@ -1,11 +1,13 @@
 //! The weights of a checkpoint on the GPU, by layer. Matrices that read the same input lie one behind the other, so that
-//! one product serves them. Names are those of the checkpoint (model.md 2.2).
+//! one product serves them. Names are those of the checkpoint (model.md 2.2). Of several ranks each has its part of query
+//! heads, output groups and experts.
 
 use longwave_model::ModelConfig;
 use longwave_model::config::LayerKind;
 
 use crate::driver::{DeviceSlice, DriverError};
 use crate::loader::{Loader, Packed, Plain, Scaled};
+use crate::split::Share;
 
 /// A mixing site of the streams (model.md 5).
 pub struct Mixer {
@@ -121,6 +123,8 @@ pub struct Mtp {
 
 /// All weights.
 pub struct Weights {
+    /// Which part of the model they are.
+    pub share: Share,
     /// `[V, D]`.
     pub embed: Plain,
     /// Main layers.
@@ -138,27 +142,27 @@ pub struct Weights {
 impl Weights {
     /// Loads all of them, the MTP module if it `drafts`; the experts' codes still have their stored order.
     pub fn load(l: &mut Loader, config: &ModelConfig, drafts: bool) -> Result<Weights, DriverError> {
-        let layer = |i: usize, l: &mut Loader| {
-            block(l, config, &format!("layers.{i}."), config.layers[i], config.is_hash_layer(i))
-        };
+        let layer =
+            |i: usize, l: &mut Loader| block(l, &format!("layers.{i}."), config.layers[i], config.is_hash_layer(i));
         Ok(Weights {
+            share: l.source.share,
             embed: l.plain(&["embed"])?,
             layers: (0..config.num_hidden_layers).map(|i| layer(i, l)).collect::<Result<_, _>>()?,
             hc_head: mixer(l, "hc_head")?,
             norm: l.vector("norm.weight")?,
             head: l.plain(&["head"])?,
-            mtp: drafts.then(|| mtp(l, config)).transpose()?,
+            mtp: drafts.then(|| mtp(l)).transpose()?,
         })
     }
 }
 
-fn mtp(l: &mut Loader, config: &ModelConfig) -> Result<Mtp, DriverError> {
+fn mtp(l: &mut Loader) -> Result<Mtp, DriverError> {
     Ok(Mtp {
         e_proj: l.scaled(&["mtp.0.e_proj"])?,
         h_proj: l.scaled(&["mtp.0.h_proj"])?,
         enorm: l.vector("mtp.0.enorm.weight")?,
         hnorm: l.vector("mtp.0.hnorm.weight")?,
-        block: block(l, config, "mtp.0.", LayerKind::Window, false)?,
+        block: block(l, "mtp.0.", LayerKind::Window, false)?,
         hc_head: mixer(l, "mtp.0.hc_head")?,
         norm: l.vector("mtp.0.norm.weight")?,
     })
@@ -180,7 +184,7 @@ fn compressor(l: &mut Loader, p: &str) -> Result<Compressor, DriverError> {
     })
 }
 
-fn block(l: &mut Loader, config: &ModelConfig, p: &str, kind: LayerKind, hash: bool) -> Result<Block, DriverError> {
+fn block(l: &mut Loader, p: &str, kind: LayerKind, hash: bool) -> Result<Block, DriverError> {
     let (a, f) = (format!("{p}attn."), format!("{p}ffn."));
     let attn = Attention {
         kind,
@@ -211,8 +215,8 @@ fn block(l: &mut Loader, config: &ModelConfig, p: &str, kind: LayerKind, hash: b
             true => Route::Hash(l.table(&format!("{f}gate.tid2eid"))?),
             false => Route::Scored(l.vector(&format!("{f}gate.bias"))?),
         },
-        gate_up: l.experts(&experts, config.n_routed_experts, &["w1", "w3"])?,
-        down: l.experts(&experts, config.n_routed_experts, &["w2"])?,
+        gate_up: l.experts(&experts, &["w1", "w3"])?,
+        down: l.experts(&experts, &["w2"])?,
         shared_gate_up: l.scaled(&[&shared("w1"), &shared("w3")])?,
         shared_down: l.scaled(&[&shared("w2")])?,
     };

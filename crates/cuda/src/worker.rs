@@ -1,7 +1,8 @@
 //! The thread that owns a GPU: memory is taken once, then commands run in the order in which they come.
 //!
 //! Assumes steps that were checked. After an error nothing is known of what is on the GPU, so every later command fails with
-//! the same one.
+//! the same one. Of several ranks each has a thread like this; they agree on the size of the cache, tell each other where
+//! they add up, and leave their memory together.
 
 use std::sync::mpsc::{Receiver, Sender};
 
@@ -9,15 +10,19 @@ use longwave_engine::step::Limits;
 use longwave_model::geometry::LOGICAL_BLOCK;
 use longwave_model::{CacheLayout, ModelConfig, digest};
 
-use crate::backend::{Answer, Command, CudaOptions, Load, OpenError};
+use crate::backend::{CudaOptions, Load, OpenError};
 use crate::cubins;
-use crate::driver::{Arena, Context, DeviceSlice, DriverError, Gpu, Stream};
+use crate::driver::{Arena, Bell, Context, DeviceSlice, DriverError, Gpu, Stream};
 use crate::fit;
 use crate::forward::Model;
 use crate::loader::{self, Loader};
+use crate::meeting::Left;
+use crate::ops::reduce::{Boxes, Reduce};
 use crate::pools::{self, PoolSizes, Pools};
+use crate::ranks::{Answer, Command, Failure, Rank};
 use crate::scratch::{self, Scratch, StepSizes};
-use crate::source::{Dummy, Source};
+use crate::source::{Dummy, Origin, Source};
+use crate::split::Share;
 use crate::stepper::Stepper;
 use crate::timers::Timers;
 use crate::weights::Weights;
@@ -31,7 +36,6 @@ const HEADS: (usize, usize) = (64, 256);
 pub(crate) struct Opened {
     pub limits: Limits,
     pub layout: CacheLayout,
-    pub fingerprint: [u8; 32],
     pub summary: String,
 }
 
@@ -47,10 +51,11 @@ pub(crate) struct Worker {
 impl Worker {
     pub fn open(
         load: &Load,
-        gpu: &Gpu,
+        rank: &Rank,
         options: CudaOptions,
         progress: &mut dyn FnMut(u64),
     ) -> Result<(Worker, Opened), OpenError> {
+        let (gpu, share) = (rank.gpu(), rank.share);
         let config = match load {
             Load::Checkpoint(checkpoint) => &checkpoint.config,
             Load::Dummy(config) => config,
@@ -65,8 +70,8 @@ impl Worker {
         let device = Context::open(gpu)?;
         let stream = Stream::new(&device)?;
         let mut counting = Arena::counting(&device);
-        buffers(&device, &mut counting, config, &layout, context, sizes)?;
-        let (weights_bytes, scratch_bytes) = (loader::bytes(config, options.drafts > 0), counting.used_bytes());
+        buffers(&device, &mut counting, config, share, &layout, context, sizes)?;
+        let (weights_bytes, scratch_bytes) = (loader::bytes(config, share, options.drafts > 0), counting.used_bytes());
         let free = device.free_bytes()?;
         let memory = |what, need: u64, hint| OpenError::Memory {
             what,
@@ -88,6 +93,8 @@ impl Worker {
         let blocks = u64::from(context.div_ceil(LOGICAL_BLOCK)) * u64::from(options.seats);
         let useful = sliding.saturating_add(block.saturating_mul(blocks));
         let cache_bytes = options.cache_bytes.unwrap_or_else(|| useful.min(room - taken));
+        // All have the same blocks.
+        let cache_bytes = rank.chair.meet(cache_bytes)?.into_iter().fold(cache_bytes, u64::min);
         if cache_bytes < sliding + block {
             let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
             return Err(OpenError::Cache { have_gib: gib(cache_bytes), need_gib: gib(sliding + block) });
@@ -101,17 +108,26 @@ impl Worker {
         let mut arena = Arena::new(&device, taken + pool_bytes + (1 << 20))?;
         // Rows that nothing was written to are multiplied by zero now and then, and must be finite.
         arena.clear(&stream)?;
-        let source = match load {
-            Load::Checkpoint(checkpoint) => Source::Checkpoint(checkpoint),
-            Load::Dummy(config) => Source::Dummy(Dummy::new(&device, config)?),
+        let origin = match load {
+            Load::Checkpoint(checkpoint) => Origin::Checkpoint(checkpoint),
+            Load::Dummy(_) => Origin::Dummy(Dummy::new(&device)?),
         };
+        let source = Source::new(origin, config, share);
         let mut loader = Loader { source: &source, stream: &stream, arena: &mut arena, progress };
         let weights = Weights::load(&mut loader, config, options.drafts > 0)?;
         let pools = Pools::new(&mut arena, &stream, layout.clone(), &pool_sizes(units))?;
-        let (scratch, frequencies, stepper) = buffers(&device, &mut arena, config, &layout, context, sizes)?;
-        let model =
+        let Buffers { scratch, frequencies, stepper, boxes } =
+            buffers(&device, &mut arena, config, share, &layout, context, sizes)?;
+        let mut model =
             Model::new(&device, &stream, config.clone(), weights, pools, scratch, frequencies, options.streams)?;
         stream.synchronize()?;
+        if let Some(boxes) = boxes {
+            // Everybody's memory is there, and clear.
+            let addresses = rank.chair.meet(boxes.address())?;
+            rank.gpus.iter().filter(|other| other.index != gpu.index).try_for_each(|other| device.reach(other))?;
+            let bell = Bell::new(&device, &rank.alarm)?;
+            model.reduce = Some(Reduce::new(&device, &stream, boxes, share.rank, &addresses, bell)?);
+        }
 
         let limits = Limits {
             seats: options.seats,
@@ -123,44 +139,76 @@ impl Worker {
             vocab: config.vocab_size as u32,
         };
         let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+        let (count, each) = match share.ranks {
+            1 => (String::new(), ""),
+            n => (format!("{n} x "), ", on each"),
+        };
         let summary = format!(
-            "{} ({:.0} GiB): {:.2} GiB of weights, {:.2} of scratch, {:.2} for the cache",
+            "{count}{} ({:.0} GiB){each}: {:.2} GiB of weights, {:.2} of scratch, {:.2} for the cache",
             gpu.name,
             gib(gpu.memory_bytes),
             gib(weights_bytes),
             gib(scratch_bytes),
             gib(pool_bytes)
         );
-        let fingerprint = fingerprint(load, gpu, options);
-        Ok((Worker { stepper, model, stream, context: device }, Opened { limits, layout, fingerprint, summary }))
+        Ok((Worker { stepper, model, stream, context: device }, Opened { limits, layout, summary }))
     }
 
     /// Runs commands until nobody sends any more.
-    pub fn run(mut self, commands: &Receiver<Command>, answers: &Sender<Result<Answer, DriverError>>) {
-        let mut dead: Option<DriverError> = None;
+    pub fn run(mut self, commands: &Receiver<Command>, answers: &Sender<Result<Answer, Failure>>, rank: Rank) {
+        let mut dead: Option<Failure> = None;
         for command in commands {
-            let answer = match command {
-                _ if dead.is_some() => Err(dead.clone().expect("there is an error")),
-                Command::Step(step) => self.stepper.step(&self.stream, &self.model, &step).map(Answer::Step),
-                Command::Time(on) => {
-                    let timers = on.then(|| Timers::new(&self.context));
-                    let before = std::mem::replace(&mut self.model.timers, timers);
-                    before.map_or(Ok(Vec::new()), |timers| timers.table()).map(Answer::Times)
-                }
-                Command::Copy(copies) => {
-                    copies.iter().try_for_each(|c| self.model.pools.copy(&self.stream, c)).map(|()| Answer::Done)
-                }
-                Command::Read(bucket, block) => self.model.pools.read(&self.stream, bucket, block).map(Answer::Bytes),
-                Command::Write(bucket, block, bytes) => {
-                    self.model.pools.write(&self.stream, bucket, block, &bytes).map(|()| Answer::Done)
-                }
+            let answer = match dead.clone() {
+                Some(failure) => Err(failure),
+                None => self.answer(command, &rank),
             };
-            dead = dead.or_else(|| answer.as_ref().err().cloned());
+            if let Err(failure) = &answer {
+                rank.raise();
+                dead = Some(failure.clone());
+            }
             if answers.send(answer).is_err() {
-                return;
+                break;
             }
         }
+        // Nobody's memory goes while another's kernels may still use it.
+        let _ = self.context.synchronize();
+        let _ = rank.chair.meet(0);
     }
+
+    fn answer(&mut self, command: Command, rank: &Rank) -> Result<Answer, Failure> {
+        let (stream, pools) = (&self.stream, &self.model.pools);
+        let answer = match command {
+            Command::Step(step) => self.stepper.step(stream, &self.model, &step).map(Answer::Step),
+            Command::Time(on) => {
+                let timers = on.then(|| Timers::new(&self.context));
+                let before = std::mem::replace(&mut self.model.timers, timers);
+                before.map_or(Ok(Vec::new()), |timers| timers.table()).map(Answer::Times)
+            }
+            Command::Copy(copies) => copies.iter().try_for_each(|c| pools.copy(stream, c)).map(|()| Answer::Done),
+            Command::Read(..) if rank.share.rank > 0 => Ok(Answer::Done),
+            Command::Read(bucket, block) => pools.read(stream, bucket, block).map(Answer::Bytes),
+            Command::Write(bucket, block, bytes) => pools.write(stream, bucket, block, &bytes).map(|()| Answer::Done),
+        };
+        match answer {
+            // What was added up without waiting is worth nothing.
+            Ok(_) if rank.alarm.raised_by().is_some() => Err(Failure::Other),
+            answer => answer.map_err(Failure::Own),
+        }
+    }
+}
+
+impl From<Left> for OpenError {
+    fn from(_: Left) -> OpenError {
+        OpenError::Other
+    }
+}
+
+struct Buffers {
+    scratch: Scratch,
+    frequencies: [DeviceSlice<f32>; 2],
+    stepper: Stepper,
+    /// Where ranks add up.
+    boxes: Option<Boxes>,
 }
 
 /// Everything of a step that lives on the GPU.
@@ -168,14 +216,17 @@ fn buffers(
     device: &Context,
     arena: &mut Arena,
     config: &ModelConfig,
+    share: Share,
     layout: &CacheLayout,
     context: u32,
     sizes: StepSizes,
-) -> Result<(Scratch, [DeviceSlice<f32>; 2], Stepper), DriverError> {
-    let scratch = scratch::take(arena, config, sizes)?;
+) -> Result<Buffers, DriverError> {
+    let scratch = scratch::take(arena, config, share, sizes)?;
+    let largest = sizes.tokens * config.hidden_size;
+    let boxes = share.is_part().then(|| Boxes::new(arena, share.ranks, largest)).transpose()?;
     let frequencies = [arena.slice(32)?, arena.slice(32)?];
     let stepper = Stepper::new(device, arena, config, layout, context, sizes)?;
-    Ok((scratch, frequencies, stepper))
+    Ok(Buffers { scratch, frequencies, stepper, boxes })
 }
 
 /// Bytes of free memory that may be taken.
@@ -187,16 +238,16 @@ fn room_of(free: u64) -> u64 {
 const ROWS: &str = "cuda rows 1";
 
 /// Equal only if equal steps give equal cache bytes.
-fn fingerprint(load: &Load, gpu: &Gpu, options: CudaOptions) -> [u8; 32] {
+pub(crate) fn fingerprint(load: &Load, gpu: &Gpu, options: CudaOptions) -> [u8; 32] {
     let mut hash = blake3::Hasher::new();
     let formats = (options.formats.main.name(), options.formats.index.name());
     let (config, digest) = match load {
         Load::Checkpoint(checkpoint) => (&checkpoint.config, digest::weights(checkpoint)),
         Load::Dummy(config) => (config, [0; 32]),
     };
-    // With drafts the module's window rows are filled.
-    let drafts = options.drafts > 0;
-    hash.update(format!("{ROWS} sm_{}{} {config:?} {formats:?} {drafts}", gpu.major, gpu.minor).as_bytes());
+    // With drafts the module's window rows are filled; the number of ranks says how sums are cut.
+    let (drafts, ranks) = (options.drafts > 0, options.ranks);
+    hash.update(format!("{ROWS} {ranks} sm_{}{} {config:?} {formats:?} {drafts}", gpu.major, gpu.minor).as_bytes());
     hash.update(&digest);
     let own = |cubin: &&cubins::Cubin| cubin.arch.trim_end_matches(['a', 'f']) == format!("{}{}", gpu.major, gpu.minor);
     for cubin in cubins::CUBINS.iter().filter(own) {

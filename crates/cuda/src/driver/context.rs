@@ -3,9 +3,11 @@
 //! [`probe`] looks without starting anything heavy and says what is missing. A [`Context`] is current on the thread that
 //! opened it and stays there.
 
+use std::cell::RefCell;
 use std::ffi::CStr;
 use std::marker::PhantomData;
 use std::rc::Rc;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use cudarc::driver::sys;
 use sys::CUdevice_attribute as Attribute;
@@ -105,6 +107,18 @@ impl Gpu {
     }
 }
 
+/// Whether kernels of `gpu` can read and write the memory of `other`.
+pub fn can_reach(gpu: &Gpu, other: &Gpu) -> Result<bool, DriverError> {
+    let mut can = 0;
+    // SAFETY: writes one integer; ordinals are device handles.
+    let result = unsafe { sys::cuDeviceCanAccessPeer(&mut can, gpu.index as i32, other.index as i32) };
+    check("cuDeviceCanAccessPeer", result, || format!("GPUs {} and {}", gpu.index, other.index))?;
+    Ok(can != 0)
+}
+
+/// Held for reading while a stream of a GPU captures: waiting for a whole GPU breaks captures of other threads.
+static CAPTURES: [RwLock<()>; 16] = [const { RwLock::new(()) }; 16];
+
 /// The primary context of a GPU, current on this thread. Clones share it.
 #[derive(Clone)]
 pub struct Context {
@@ -113,6 +127,8 @@ pub struct Context {
 
 struct Primary {
     gpu: Gpu,
+    /// GPUs whose memory was opened to this one; their contexts are kept.
+    reached: RefCell<Vec<u32>>,
     /// A context belongs to its thread.
     here: PhantomData<*const ()>,
 }
@@ -126,7 +142,7 @@ impl Context {
         check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, gpu.index as i32) }, what)?;
         // SAFETY: writes one handle; it is released in `drop`.
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) }, what)?;
-        let inner = Rc::new(Primary { gpu: gpu.clone(), here: PhantomData });
+        let inner = Rc::new(Primary { gpu: gpu.clone(), reached: RefCell::default(), here: PhantomData });
         // SAFETY: the context was retained above.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(context) }, what)?;
         Ok(Context { inner })
@@ -145,8 +161,34 @@ impl Context {
         Ok(free as u64)
     }
 
-    /// Waits for everything on the GPU.
+    /// Lets kernels of this GPU read and write the memory of `other`, once.
+    pub fn reach(&self, other: &Gpu) -> Result<(), DriverError> {
+        let what = || format!("GPU {} from GPU {}", other.index, self.gpu().index);
+        let (mut device, mut context) = (0, std::ptr::null_mut());
+        // SAFETY: writes one handle.
+        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, other.index as i32) }, what)?;
+        // SAFETY: writes one handle; it is released in `drop`.
+        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) }, what)?;
+        self.inner.reached.borrow_mut().push(other.index);
+        // SAFETY: the other context exists, this one is current; 0 is the only value of the flags.
+        match unsafe { sys::cuCtxEnablePeerAccess(context, 0) } {
+            sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            result => check("cuCtxEnablePeerAccess", result, what),
+        }
+    }
+
+    /// Held while a stream of this GPU captures.
+    pub(super) fn capturing(&self) -> RwLockReadGuard<'static, ()> {
+        self.captures().read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn captures(&self) -> &'static RwLock<()> {
+        &CAPTURES[self.gpu().index as usize % CAPTURES.len()]
+    }
+
+    /// Waits for everything on the GPU, and until no other thread captures there.
     pub fn synchronize(&self) -> Result<(), DriverError> {
+        let _nobody = self.captures().write().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the context is current on this thread.
         check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() }, || "everything before".into())
     }
@@ -154,11 +196,13 @@ impl Context {
 
 impl Drop for Primary {
     fn drop(&mut self) {
-        let mut device = 0;
-        // SAFETY: writes one handle; a failure leaves 0, and releasing once more than needed is refused by the driver.
-        unsafe {
-            if sys::cuDeviceGet(&mut device, self.gpu.index as i32) == sys::CUresult::CUDA_SUCCESS {
-                let _ = sys::cuDevicePrimaryCtxRelease_v2(device);
+        for index in self.reached.take().into_iter().chain([self.gpu.index]) {
+            let mut device = 0;
+            // SAFETY: writes one handle, of a context that was retained as often as it is released.
+            unsafe {
+                if sys::cuDeviceGet(&mut device, index as i32) == sys::CUresult::CUDA_SUCCESS {
+                    let _ = sys::cuDevicePrimaryCtxRelease_v2(device);
+                }
             }
         }
     }

@@ -1,5 +1,8 @@
 //! CUDA graphs: work of a stream, captured once and replayed at one launch.
-//! What is captured must not allocate, wait for the host or touch another stream that is not joined to this one.
+//! What is captured must not allocate, wait for the host or touch another stream that is not joined to this one. Other
+//! threads may do what they like meanwhile, but for waiting for the whole GPU, which [`Context::synchronize`] puts off.
+//!
+//! [`Context::synchronize`]: super::context::Context::synchronize
 
 use cudarc::driver::sys;
 
@@ -18,6 +21,7 @@ impl Graph {
         work: impl FnOnce(&Stream) -> Result<(), DriverError>,
     ) -> Result<Graph, DriverError> {
         let what = || "a graph".to_owned();
+        let _capturing = stream.context.capturing();
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream exists and captures nothing yet.
         check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.handle, mode) }, what)?;

@@ -226,6 +226,11 @@ impl Pinned {
         Ok(Pinned { address: address.cast(), len, context: context.clone() })
     }
 
+    /// Where it is, for the host and for every GPU.
+    pub(super) fn address(&self) -> usize {
+        self.address.expose_provenance()
+    }
+
     /// The bytes. No copy may be under way.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: allocated with that length and zeroed; the borrow keeps `self` alive.

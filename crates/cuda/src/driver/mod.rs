@@ -3,6 +3,7 @@
 //! Raw bindings underneath, resolved when they are first called. One thread owns a GPU: nothing here is `Send`. Memory is
 //! taken once, when a backend opens. Every error names the call and what it was for.
 
+mod alarm;
 mod context;
 mod error;
 mod graph;
@@ -11,7 +12,8 @@ mod memory;
 mod module;
 mod stream;
 
-pub use context::{Context, Gpu, Missing, probe};
+pub use alarm::{Alarm, Bell};
+pub use context::{Context, Gpu, Missing, can_reach, probe};
 pub use error::DriverError;
 pub use graph::Graph;
 pub use launch::{Argument, Grid};

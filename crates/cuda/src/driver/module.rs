@@ -64,6 +64,9 @@ impl Module {
         check("cuLibraryGetKernel", result, what)?;
         // SAFETY: the kernel belongs to the current context; writes one handle.
         check("cuKernelGetFunction", unsafe { sys::cuKernelGetFunction(&mut function, kernel) }, what)?;
+        // Code that came at its first launch would make that launch wait for the GPU, which may wait for another GPU.
+        // SAFETY: a valid function of the current context.
+        check("cuFuncLoad", unsafe { sys::cuFuncLoad(function) }, what)?;
         if shared_bytes > 48 << 10 {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: sets one number of a valid function.

@@ -13,8 +13,8 @@ pub struct Stream {
     pub(super) handle: sys::CUstream,
     /// The next launch follows an event of another stream.
     pub(super) joins: Cell<bool>,
-    #[allow(dead_code, reason = "destroyed while its context still exists")]
-    context: Context,
+    /// Outlives it.
+    pub(super) context: Context,
 }
 
 impl Stream {

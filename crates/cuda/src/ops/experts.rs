@@ -1,6 +1,6 @@
 //! Mixture of experts after routing: routed experts in fp4, the shared one in fp8, and their sum.
 //! Assumes widths that are multiples of 256 and routed weights that [`Experts::repack`] arranged. A token has the same
-//! bits whatever else is in the batch.
+//! bits whatever else is in the batch. A rank of several gives its part of the sum, before the last rounding.
 
 use super::linear_fp8::{Fp8Product, LinearFp8};
 use super::router::{GROUPS, Routing};
@@ -28,6 +28,7 @@ pub struct Experts {
     repack: Kernel,
     swiglu: Kernel,
     combine: Kernel,
+    combine_part: Kernel,
 }
 
 /// Sizes of a layer.
@@ -52,14 +53,16 @@ pub struct ExpertWeights {
     pub down: u64,
     /// ue8m0 `[experts, width, inner / 32]`.
     pub down_scales: u64,
-    /// Shared, e4m3 `[2 * inner, width]`.
+    /// Shared, e4m3 `[2 * shared_inner, width]`.
     pub shared_gate_up: u64,
-    /// float `[2 * inner / 128, width / 128]`.
+    /// float `[2 * shared_inner / 128, width / 128]`.
     pub shared_gate_up_scales: u64,
-    /// Shared, e4m3 `[width, inner]`.
+    /// Shared, e4m3 `[width, shared_inner]`.
     pub shared_down: u64,
-    /// float `[width / 128, inner / 128]`.
+    /// float `[width / 128, shared_inner / 128]`.
     pub shared_down_scales: u64,
+    /// Inner columns of the shared expert that are here, a multiple of 128; 0 where others have them all.
+    pub shared_inner: u32,
 }
 
 /// A product of routed experts.
@@ -93,6 +96,15 @@ pub struct RoutedProduct {
     pub cols: u32,
 }
 
+/// What is made of the experts' outputs; addresses.
+#[derive(Debug, Clone, Copy)]
+pub enum Sum {
+    /// Their sum, bf16 `[tokens, width]`.
+    Whole(u64),
+    /// The sum of those that are here, float `[tokens, width]`.
+    Part(u64),
+}
+
 /// Inputs and results of a layer.
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertBatch {
@@ -100,8 +112,8 @@ pub struct ExpertBatch {
     pub x: u64,
     /// Their scales, float `[tokens, width / 128]`.
     pub x_scales: u64,
-    /// Results, bf16 `[tokens, width]`.
-    pub out: u64,
+    /// Where results go.
+    pub out: Sum,
     /// Memory to work in, [`ExpertShape::scratch_bytes`] of it, aligned to 256.
     pub scratch: u64,
 }
@@ -158,6 +170,7 @@ impl Experts {
             repack: products.kernel("repack", 0)?,
             swiglu: module.kernel("swiglu", 0)?,
             combine: module.kernel("combine", 0)?,
+            combine_part: module.kernel("combine_part", 0)?,
         })
     }
 
@@ -227,31 +240,9 @@ impl Experts {
             return Ok(());
         }
         let s = shape.scratch(batch.scratch, tokens, pairs);
-        let up = Fp8Product {
-            w: weights.shared_gate_up,
-            w_scales: weights.shared_gate_up_scales,
-            x: batch.x,
-            x_scales: batch.x_scales,
-            y: s.wide,
-            rows: 2 * shape.inner,
-            cols: shape.width,
-            groups: 1,
-            tokens,
-        };
-        linear.launch(stream, &up)?;
-        self.swiglu(stream, shape, s.wide, None, tokens, s.codes, s.scales)?;
-        let down = Fp8Product {
-            w: weights.shared_down,
-            w_scales: weights.shared_down_scales,
-            x: s.codes,
-            x_scales: s.scales,
-            y: s.shared,
-            rows: shape.width,
-            cols: shape.inner,
-            ..up
-        };
-        linear.launch(stream, &down)?;
-
+        if weights.shared_inner > 0 {
+            self.shared(stream, linear, shape, weights, batch, tokens, &s)?;
+        }
         let up = RoutedProduct {
             w: weights.gate_up,
             w_scales: weights.gate_up_scales,
@@ -281,10 +272,59 @@ impl Experts {
             ..up
         };
         self.product(stream, &down)?;
-        let [shared, routed, places, out] = [s.shared, s.wide, routing.places, batch.out].map(Argument::Pointer);
         let grid = Grid { blocks: [shape.width.div_ceil(1024), tokens, 1], ..Grid::new(1, 256) };
-        let arguments = [shared, routed, places, out, shape.width.into(), routing.chosen.into()];
-        stream.launch(&self.combine, grid, &arguments)
+        let shared = if weights.shared_inner > 0 { s.shared } else { 0 };
+        let [shared, routed, places, choices] =
+            [shared, s.wide, routing.places, routing.choices].map(Argument::Pointer);
+        let sizes = [shape.width.into(), routing.chosen.into()];
+        match batch.out {
+            Sum::Whole(out) => {
+                let arguments = [shared, routed, places, Argument::Pointer(out), sizes[0], sizes[1]];
+                stream.launch(&self.combine, grid, &arguments)
+            }
+            Sum::Part(out) => {
+                let arguments = [shared, routed, places, choices, Argument::Pointer(out), sizes[0], sizes[1]];
+                stream.launch(&self.combine_part, grid, &arguments)
+            }
+        }
+    }
+
+    /// The shared expert, to `s.shared`.
+    fn shared(
+        &self,
+        stream: &Stream,
+        linear: &LinearFp8,
+        shape: &ExpertShape,
+        weights: &ExpertWeights,
+        batch: &ExpertBatch,
+        tokens: u32,
+        s: &Scratch,
+    ) -> Result<(), DriverError> {
+        let shape = ExpertShape { inner: weights.shared_inner, ..*shape };
+        let up = Fp8Product {
+            w: weights.shared_gate_up,
+            w_scales: weights.shared_gate_up_scales,
+            x: batch.x,
+            x_scales: batch.x_scales,
+            y: s.wide,
+            rows: 2 * shape.inner,
+            cols: shape.width,
+            groups: 1,
+            tokens,
+        };
+        linear.launch(stream, &up)?;
+        self.swiglu(stream, &shape, s.wide, None, tokens, s.codes, s.scales)?;
+        let down = Fp8Product {
+            w: weights.shared_down,
+            w_scales: weights.shared_down_scales,
+            x: s.codes,
+            x_scales: s.scales,
+            y: s.shared,
+            rows: shape.width,
+            cols: shape.inner,
+            ..up
+        };
+        linear.launch(stream, &down)
     }
 }
 

@@ -15,6 +15,7 @@ pub mod linear_fp8;
 pub mod mhc;
 pub mod mtp;
 pub mod quantise;
+pub mod reduce;
 pub mod rope;
 pub mod router;
 pub mod sample;

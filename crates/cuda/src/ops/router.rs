@@ -1,6 +1,8 @@
 //! Router: which experts a token goes to, with which weights, and in which groups the experts work.
 //! Assumes at most 512 experts and 32 choices. Everything is decided on the GPU; sizes of launches depend on the number of
-//! tokens alone. A padded token goes nowhere.
+//! tokens alone. A padded token goes nowhere. With several ranks each chooses among all experts and groups its own.
+
+use std::ops::Range;
 
 use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream};
 
@@ -32,19 +34,23 @@ pub struct Routing {
     pub tokens: u32,
     /// Experts of the layer.
     pub experts: u32,
+    /// First expert that is here.
+    pub first: u32,
+    /// Experts that are here; others get no group.
+    pub here: u32,
     /// Experts of a token.
     pub chosen: u32,
     /// `u32 [tokens, chosen]`, in the order of choice; UNMAPPED for a padded token.
     pub choices: u64,
     /// float `[tokens, chosen]`.
     pub weights: u64,
-    /// `i32 [most_groups, 3]`: expert, first place, places; unused groups have none.
+    /// `i32 [most_groups, 3]`: expert (counted from `first`), first place, places; unused groups have none.
     pub groups: u64,
     /// By place: token, `u32 [tokens * chosen]`.
     pub inputs: u64,
     /// By place: index into `choices`, UNMAPPED behind the last place.
     pub sources: u64,
-    /// By choice: place, UNMAPPED for a padded token.
+    /// By choice: place, UNMAPPED for a padded token and for an expert that is not here.
     pub places: u64,
 }
 
@@ -66,6 +72,8 @@ impl Routing {
         let mut routing = Routing {
             tokens,
             experts,
+            first: 0,
+            here: experts,
             chosen,
             choices: take(pairs),
             weights: take(pairs),
@@ -76,6 +84,11 @@ impl Routing {
         };
         routing.groups = take(12 * u64::from(routing.most_groups()));
         (routing, end)
+    }
+
+    /// The same for a rank that has these experts.
+    pub fn with(self, experts: Range<usize>) -> Routing {
+        Routing { first: experts.start as u32, here: experts.len() as u32, ..self }
     }
 
     /// Pairs of a token and one of its experts.
@@ -90,7 +103,7 @@ impl Routing {
 
     /// Groups at most, whatever is chosen.
     pub fn most_groups(&self) -> u32 {
-        self.pairs().min(self.experts + self.pairs() / self.group())
+        self.pairs().min(self.here + self.pairs() / self.group())
     }
 }
 
@@ -144,7 +157,8 @@ impl Router {
             to.chosen.into(),
             to.group().into(),
             to.most_groups().into(),
+            to.first.into(),
         ];
-        stream.launch(&self.group, Grid::new(to.experts, 256), &arguments)
+        stream.launch(&self.group, Grid::new(to.here, 256), &arguments)
     }
 }

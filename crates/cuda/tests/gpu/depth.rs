@@ -159,6 +159,7 @@ fn steps_behind_long_contexts_are_measured() {
     let formats = CacheFormats { main: MainFormat::Fp8, index: IndexFormat::Fp4 };
     let options = CudaOptions {
         gpu: 0,
+        ranks: 1,
         seats: 128,
         step_tokens: CHUNK,
         context: 1 << 20,

@@ -75,6 +75,7 @@ fn flash_layers_decode_and_are_measured() {
     let formats = CacheFormats { main: MainFormat::Fp8, index: IndexFormat::Fp4 };
     let options = CudaOptions {
         gpu: 0,
+        ranks: number("FLASH_RANKS", 1) as u32,
         seats: 32,
         step_tokens: number("FLASH_STEP", 2048) as u32,
         context: 1 << 20,

@@ -22,6 +22,7 @@ mod moe;
 mod mtp;
 mod paged;
 mod quantise;
+mod ranks;
 mod rig;
 mod roofs;
 mod rope;

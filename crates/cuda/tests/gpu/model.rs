@@ -30,12 +30,18 @@ fn testdata() -> PathBuf {
 
 /// The tiny model on the first GPU; `None`, with the reason printed, where there is none.
 fn on_gpu(seats: u32, step_tokens: u32, formats: CacheFormats) -> Option<CudaBackend> {
-    drafting_on_gpu(seats, step_tokens, formats, 0)
+    on_gpus(1, seats, step_tokens, formats, 0)
 }
 
+/// The same with so many drafts.
 pub fn drafting_on_gpu(seats: u32, step_tokens: u32, formats: CacheFormats, drafts: u32) -> Option<CudaBackend> {
+    on_gpus(1, seats, step_tokens, formats, drafts)
+}
+
+/// The same on the first `ranks`.
+pub fn on_gpus(ranks: u32, seats: u32, step_tokens: u32, formats: CacheFormats, drafts: u32) -> Option<CudaBackend> {
     let (context, cache_bytes) = (8192, Some(1 << 30));
-    let options = CudaOptions { gpu: 0, seats, step_tokens, context, cache_bytes, formats, drafts, streams: 2 };
+    let options = CudaOptions { gpu: 0, ranks, seats, step_tokens, context, cache_bytes, formats, drafts, streams: 2 };
     match CudaBackend::open(Load::Checkpoint(tiny()), options, |_| ()) {
         Ok(backend) => Some(backend),
         Err(error) if longwave_cuda::driver::probe().is_err() || longwave_cuda::cubins::CUBINS.is_empty() => {
@@ -65,12 +71,12 @@ pub fn golden(name: &str) -> (Vec<Token>, Vec<Token>, Vec<f32>) {
     (longs("ids"), longs("greedy"), gaps)
 }
 
-fn plain() -> EngineOptions {
+pub fn plain() -> EngineOptions {
     EngineOptions { prefix_cache: false, ..EngineOptions::default() }
 }
 
 /// One request after the other.
-fn alone<B: Backend>(backend: B, requests: &[Request]) -> Vec<Answer> {
+pub fn alone<B: Backend>(backend: B, requests: &[Request]) -> Vec<Answer> {
     let mut engine = Engine::new(backend, plain());
     requests.iter().map(|r| proof::serve(&mut engine, std::slice::from_ref(r), 1).remove(0)).collect()
 }
@@ -105,7 +111,7 @@ fn argmax(logits: &[f32]) -> usize {
 }
 
 /// Mean KL and share of equal argmaxes of two lists of logits, by position.
-fn agreement(reference: &[f32], ours: &[f32], vocab: usize) -> (f64, f64) {
+pub fn agreement(reference: &[f32], ours: &[f32], vocab: usize) -> (f64, f64) {
     assert_eq!(reference.len(), ours.len());
     let (mut kl, mut same, rows) = (0.0, 0, reference.len() / vocab);
     for (p, q) in reference.chunks(vocab).zip(ours.chunks(vocab)) {

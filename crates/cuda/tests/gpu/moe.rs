@@ -6,7 +6,7 @@ use longwave_cpu::ops::linear::linear;
 use longwave_cpu::ops::matrix::Matrix;
 use longwave_cuda::driver::{DeviceSlice, Graph};
 use longwave_cuda::ops::UNMAPPED;
-use longwave_cuda::ops::experts::{ExpertBatch, ExpertShape, ExpertWeights, Experts};
+use longwave_cuda::ops::experts::{ExpertBatch, ExpertShape, ExpertWeights, Experts, Sum};
 use longwave_cuda::ops::linear_fp8::LinearFp8;
 use longwave_cuda::ops::router::{Choosing, Router, Routing};
 use longwave_model::formats::{bf16_value, e2m1, e4m3, ue8m0};
@@ -121,7 +121,7 @@ fn swiglu_has_the_bits_of_the_cpu() {
 }
 
 /// Addresses of a layer's weights on the GPU.
-fn upload(rig: &mut Rig, experts: &Experts, routed: &[[Fp4; 2]], shared: &[Fp8; 2]) -> ExpertWeights {
+fn upload(rig: &mut Rig, experts: &Experts, routed: &[[Fp4; 2]], shared: &[Fp8; 2], inner: usize) -> ExpertWeights {
     let mut packed = |which: usize| {
         let codes: Vec<u8> = routed.iter().flat_map(|e| e[which].codes.iter().copied()).collect();
         let scales: Vec<u8> = routed.iter().flat_map(|e| e[which].scales.iter().copied()).collect();
@@ -142,6 +142,7 @@ fn upload(rig: &mut Rig, experts: &Experts, routed: &[[Fp4; 2]], shared: &[Fp8; 
         shared_gate_up_scales,
         shared_down,
         shared_down_scales,
+        shared_inner: inner as u32,
     }
 }
 
@@ -169,7 +170,7 @@ fn experts_agree_and_do_not_depend_on_the_batch() {
         let logits = fresh.floats(tokens * count);
         let padded = |t: usize| tokens > 4 && t % 7 == 3;
         let ids: Vec<u32> = (0..tokens).map(|t| if padded(t) { UNMAPPED } else { 1 }).collect();
-        let weights = upload(&mut rig, &experts, &routed, &shared);
+        let weights = upload(&mut rig, &experts, &routed, &shared, inner);
         let (dx, dxs, dl, di) = (rig.put(&x.codes), rig.put(&x.scales), rig.put(&logits), rig.put(&ids));
         let bias = rig.put(&vec![0.0f32; count]);
         let run = |rig: &mut Rig, from: usize, tokens: usize| {
@@ -181,7 +182,7 @@ fn experts_agree_and_do_not_depend_on_the_batch() {
             let batch = ExpertBatch {
                 x: dx.address() + (from * width) as u64,
                 x_scales: dxs.address() + (4 * from * width / 128) as u64,
-                out: out.address(),
+                out: Sum::Whole(out.address()),
                 scratch: scratch.address(),
             };
             experts.forward(&rig.stream, &linear, &shape, &weights, &routing, &batch).unwrap();
@@ -253,6 +254,7 @@ fn flash_layers_are_measured() {
         shared_gate_up_scales: filled(2 * inner * width / 128 / 32, 0),
         shared_down: filled(width * inner, 0x31),
         shared_down_scales: filled(width * inner / 128 / 32, 0),
+        shared_inner: inner as u32,
     };
     let bias = rig.put(&vec![0.0f32; count]);
     for tokens in [1usize, 8, 32, 512, 2048] {
@@ -270,7 +272,7 @@ fn flash_layers_are_measured() {
         let batch = ExpertBatch {
             x: x.address(),
             x_scales: x_scales.address(),
-            out: out.address(),
+            out: Sum::Whole(out.address()),
             scratch: scratch.address(),
         };
         let how = Choosing::Scored(bias.address());
