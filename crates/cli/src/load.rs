@@ -86,9 +86,10 @@ pub struct ModelArgs {
     /// Requests that run at once.
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub max_num_seqs: u32,
-    /// Tokens of one step, prefill and decode together.
-    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub max_num_batched_tokens: u32,
+    /// Tokens of one step, prefill and decode together; by default 512 on the CPU and 2048 on a GPU. More make long prompts
+    /// faster, and other requests wait longer for a step.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub max_num_batched_tokens: Option<u32>,
     /// Bytes for the cache, for example 8G; by default a quarter of the free memory, or what weights leave of a GPU's, and at
     /// most what the context and the number of requests can use.
     #[arg(long, value_parser = units::bytes)]
@@ -120,6 +121,10 @@ pub struct ModelArgs {
     pub speculative_config: Option<u32>,
 }
 
+/// Tokens of a step on the CPU: about a second's work.
+const STEP_TOKENS: u32 = 512;
+/// On a GPU: enough to keep its tensor cores busy with most of the experts.
+const STEP_TOKENS_ON_GPU: u32 = 2048;
 const MOST_DRAFTS: i64 = longwave_model::geometry::MAX_DRAFTS as i64;
 
 impl ModelArgs {
@@ -220,8 +225,9 @@ fn weights(args: &ModelArgs) -> Result<(Load, ModelConfig)> {
         return Ok((Load::Checkpoint(checkpoint), config));
     }
     let (_, mut config) = source::find(args.model.as_deref())?;
-    // Drafts are not measured.
-    (config.num_nextn_predict_layers, config.dspark) = (0, None);
+    // The module is made only to draft.
+    config.num_nextn_predict_layers = config.num_nextn_predict_layers.min(args.drafts() as usize);
+    config.dspark = None;
     if let Some(layers) = args.layers {
         if layers == 0 || layers > config.num_hidden_layers {
             bail!("--layers {layers} must be from 1 to {}, which the model has", config.num_hidden_layers);
@@ -350,7 +356,7 @@ fn cuda_options(args: &ModelArgs, config: &ModelConfig, formats: CacheFormats) -
         gpu: 0,
         ranks: args.tensor_parallel_size,
         seats: args.max_num_seqs,
-        step_tokens: args.max_num_batched_tokens,
+        step_tokens: args.max_num_batched_tokens.unwrap_or(STEP_TOKENS_ON_GPU),
         context: context(args, config)?,
         cache_bytes: args.kv_cache_memory_bytes,
         formats,
@@ -412,7 +418,7 @@ fn cpu_options(args: &ModelArgs, config: &ModelConfig, formats: CacheFormats) ->
     }
     Ok(CpuOptions {
         seats: args.max_num_seqs,
-        step_tokens: args.max_num_batched_tokens,
+        step_tokens: args.max_num_batched_tokens.unwrap_or(STEP_TOKENS),
         context,
         cache_bytes,
         drafts: args.drafts(),

@@ -3,11 +3,11 @@
 // softmax, inverse rotation, result as bf16 or as e4m3 codes with a float scale per 128 channels. attend.md has floor,
 // design and steps. Prefill takes the same kernel, with the step's own rows in pages of their own.
 //
-// A cluster of eight blocks serves ROWS query rows: some tokens of one sequence times some heads. Tile t (64 entries at
-// absolute places) belongs to block t % 8; blocks are combined in order of their rank. So a row has the same bits in any
-// batch, beside any drafts and with any number of rows per block. ROWS = tokens x heads of a block; heads beyond the last
-// one are zeros and not stored. A list of picks only with one token per block. A job without tokens does nothing. Rows
-// whose page is not there count as zeros.
+// Tile t (64 entries at absolute places) belongs to part t % 8; each part has a softmax of its own, and parts are joined in
+// order. For few rows a cluster of eight blocks serves ROWS query rows, a part each; for many one block does all parts, one
+// after the other. So a row has the same bits in any batch, beside any drafts, with any number of rows per block and in
+// either form. ROWS = tokens x heads of a block; heads beyond the last one are zeros and not stored. A list of picks only
+// with one token per block. A job without tokens does nothing. Rows whose page is not there count as zeros.
 #include <stdint.h>
 
 #include "common/bf16.cuh"
@@ -32,6 +32,13 @@ constexpr unsigned SCORE_BYTES = 272;
 constexpr float SCALE = 0.044194174f * 1.4426950409f;
 constexpr float LOG2E = 1.4426950409f;
 
+// Steps of the scores' products that are unrolled: what registers allow without spilling.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int STEPS = 2;
+#else
+constexpr int STEPS = 4;
+#endif
+
 struct Job {
     unsigned seat, row, tokens, position, oldest, unused[3];
 };
@@ -41,7 +48,30 @@ struct Raw {
     uint2 scales;
 };
 
-template <unsigned ROWS, bool FP8>
+// A tile among those of a block: window tiles of a part, then entry tiles.
+struct Place {
+    unsigned part, i, w_first, w_tiles, tiles;
+};
+
+// What the parts so far give, in one row: the largest score, and the sum of weights relative to it.
+struct Joined {
+    float top, sum;
+
+    // Adds a part: what is there is multiplied by .x, what comes by .y.
+    __device__ __forceinline__ float2 add(float part_top, float part_sum) {
+        const float next = fmaxf(top, part_top), keep = exp2f(top - next), weight = exp2f(part_top - next);
+        top = next;
+        sum = fmaf(weight, part_sum, __fmul_rn(sum, keep));
+        return make_float2(keep, weight);
+    }
+};
+
+__device__ __forceinline__ float join(float have, float comes, float2 factors) {
+    return fmaf(factors.y, comes, __fmul_rn(have, factors.x));
+}
+
+// ALONE: one block does all parts.
+template <unsigned ROWS, bool FP8, bool ALONE>
 __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const float* __restrict__ sinks,
                                        const float* __restrict__ angles, const Job* __restrict__ jobs, const Pages& window,
                                        const Pages& entries, const unsigned* __restrict__ picks, unsigned picks_len,
@@ -56,37 +86,54 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
     float* const keep_of = reinterpret_cast<float*>(scores + 2 * ROWS * SCORE_BYTES);
     float* const max_of = keep_of + ROWS;
     float* const sum_of = max_of + ROWS;
+    float2* const factors_of = reinterpret_cast<float2*>(max_of);
 
     const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, c = lane % 4;
-    const unsigned rank = longwave::cluster_rank();
+    const unsigned rank = ALONE ? 0 : longwave::cluster_rank();
     const Job job = jobs[blockIdx.z];
     if (job.tokens == 0) {
         return;
     }
     const unsigned block_heads = ROWS / block_tokens, first_head = blockIdx.y * block_heads;
     const unsigned last = job.position + job.tokens - 1;
-    // Window tiles and entry tiles of this block.
     const unsigned oldest = max(job.position > reach ? job.position - reach : 0u, job.oldest);
-    const unsigned w0 = oldest / TILE, w_first = w0 + (rank + PARTS - w0 % PARTS) % PARTS, w_end = last / TILE + 1;
-    const unsigned w_tiles = w_first < w_end ? (w_end - w_first + PARTS - 1) / PARTS : 0;
+    const unsigned w0 = oldest / TILE, w_end = last / TILE + 1;
     const unsigned count = picks ? counts[job.row] : ratio ? (last + 1) / ratio : 0;
     const unsigned e_tiles = (count + TILE - 1) / TILE;
-    const unsigned tiles = w_tiles + (rank < e_tiles ? (e_tiles - rank + PARTS - 1) / PARTS : 0);
+    const auto enter = [&](Place& p, unsigned part) {
+        p.part = part;
+        p.i = 0;
+        p.w_first = w0 + (part + PARTS - w0 % PARTS) % PARTS;
+        p.w_tiles = p.w_first < w_end ? (w_end - p.w_first + PARTS - 1) / PARTS : 0;
+        p.tiles = p.w_tiles + (part < e_tiles ? (e_tiles - part + PARTS - 1) / PARTS : 0);
+    };
+    // The first tile of this part, or of one behind it; whether there is one.
+    const auto begin = [&](Place& p, unsigned part) {
+        enter(p, part);
+        while (ALONE && p.tiles == 0 && p.part + 1 < PARTS) {
+            enter(p, p.part + 1);
+        }
+        return p.tiles > 0;
+    };
+    const auto advance = [&](Place& p) {
+        p.i++;
+        return p.i < p.tiles || (ALONE && p.part + 1 < PARTS && begin(p, p.part + 1));
+    };
 
     // Four threads load a row.
     const unsigned load_row = thread / 4, part = thread % 4;
-    const auto locate = [&](unsigned i, const uint8_t*& row_scales) -> const uint8_t* {
+    const auto locate = [&](const Place& p, const uint8_t*& row_scales) -> const uint8_t* {
         unsigned e, shift;
         const uint8_t* page;
-        if (i < w_tiles) {
-            e = (w_first + i * PARTS) * TILE + load_row;
+        if (p.i < p.w_tiles) {
+            e = (p.w_first + p.i * PARTS) * TILE + load_row;
             if (e < oldest || e > last) {
                 return nullptr;
             }
             page = window.page(job.seat, e);
             shift = window.shift;
         } else {
-            e = (rank + (i - w_tiles) * PARTS) * TILE + load_row;
+            e = (p.part + (p.i - p.w_tiles) * PARTS) * TILE + load_row;
             if (e >= count) {
                 return nullptr;
             }
@@ -103,9 +150,9 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
         row_scales = page + (576u << shift) + slot * 8;
         return page + static_cast<size_t>(slot) * (FP8 ? 576 : 1024);
     };
-    const auto load = [&](Raw& raw, unsigned i) {
+    const auto load = [&](Raw& raw, const Place& p) {
         const uint8_t* row_scales = nullptr;
-        const uint8_t* row = locate(i, row_scales);
+        const uint8_t* row = locate(p, row_scales);
         if (row) {
             const uint4* from = reinterpret_cast<const uint4*>(row) + part;
 #pragma unroll
@@ -143,9 +190,9 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
         *place(buffer, load_row, 60 + part) = raw.data[8];
     };
     // bf16 rows go straight to their place.
-    const auto copy = [&](unsigned i, uint8_t* buffer) {
+    const auto copy = [&](const Place& p, uint8_t* buffer) {
         const uint8_t* unused = nullptr;
-        const uint8_t* row = locate(i, unused);
+        const uint8_t* row = locate(p, unused);
 #pragma unroll
         for (int n = 0; n < 16; n++) {
             const uint32_t to = shared_address(place(buffer, load_row, 4 * n + part));
@@ -156,11 +203,13 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
     };
 
     Raw raw;
-    if (tiles > 0) {
+    Place now;
+    bool more = begin(now, rank);
+    if (more) {
         if constexpr (FP8) {
-            load(raw, 0);
+            load(raw, now);
         } else {
-            copy(0, buffers);
+            copy(now, buffers);
         }
     }
     for (unsigned i = thread; i < ROWS * 64; i += THREADS) {
@@ -172,7 +221,7 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
         *place(queries, r, chunk) = v;
     }
     if constexpr (FP8) {
-        if (tiles > 0) {
+        if (more) {
             widen(raw, buffers);
         }
     }
@@ -185,23 +234,33 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
         row_sum[i] = 0.f;
     }
     const unsigned half = warp & 1, wn = (warp >> 1) % WN, wm = (warp >> 1) / WN;
+    // Of a block that does all parts: what they give so far.
+    float whole[ALONE ? MT : 1][8][4] = {};
+    Joined joined[(MT + 1) / 2];
+#pragma unroll
+    for (int p = 0; p < (MT + 1) / 2; p++) {
+        const unsigned r = p * 32 + warp * 4 + lane / 8;
+        joined[p] = {ALONE ? __ldg(sinks + min(first_head + r % block_heads, heads - 1)) * LOG2E : 0.f, 1.f};
+    }
 
-    for (unsigned i = 0; i < tiles; i++) {
-        uint8_t* const buffer = buffers + (i & 1) * BUFFER_BYTES;
-        uint8_t* const next = buffers + (~i & 1) * BUFFER_BYTES;
+    for (unsigned turn = 0; more; turn++) {
+        uint8_t* const buffer = buffers + (turn & 1) * BUFFER_BYTES;
+        uint8_t* const next = buffers + (~turn & 1) * BUFFER_BYTES;
+        Place then = now;
+        const bool goes_on = advance(then);
         if constexpr (!FP8) {
             asm volatile("cp.async.wait_all;" ::: "memory");
         }
         __syncthreads();
         if constexpr (!FP8) {
-            if (i + 1 < tiles) {
-                copy(i + 1, next);
+            if (goes_on) {
+                copy(then, next);
             }
         }
         {
             float s[TM][TN][4] = {};
             const uint32_t qs = shared_address(queries), ks = shared_address(buffer);
-#pragma unroll 4
+#pragma unroll STEPS
             for (unsigned k = 0; k < 16; k++) {
                 const unsigned chunk = half * 32 + k * 2;
                 uint32_t a[TM][4];
@@ -223,8 +282,8 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
                 }
             }
             if constexpr (FP8) {
-                if (i + 1 < tiles) {
-                    load(raw, i + 1);
+                if (goes_on) {
+                    load(raw, then);
                 }
             }
 #pragma unroll
@@ -247,13 +306,13 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
                 const int position = static_cast<int>(job.position + j);
                 int from = 0, to = 0;
                 if (j < job.tokens) {
-                    if (i < w_tiles) {
-                        const int base = static_cast<int>((w_first + i * PARTS) * TILE);
+                    if (now.i < now.w_tiles) {
+                        const int base = static_cast<int>((now.w_first + now.i * PARTS) * TILE);
                         from = max(position - static_cast<int>(reach), static_cast<int>(job.oldest)) - base;
                         to = position + 1 - base;
                     } else {
                         const unsigned seen = picks ? count : (position + 1) / ratio;
-                        to = static_cast<int>(seen) - static_cast<int>((rank + (i - w_tiles) * PARTS) * TILE);
+                        to = static_cast<int>(seen) - static_cast<int>((now.part + (now.i - now.w_tiles) * PARTS) * TILE);
                     }
                 }
                 uint8_t* row = scores + r * SCORE_BYTES;
@@ -333,10 +392,39 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
             }
         }
         if constexpr (FP8) {
-            if (i + 1 < tiles) {
+            if (goes_on) {
                 widen(raw, next);
             }
         }
+        if constexpr (ALONE) {
+            if (!goes_on || then.part != now.part) {
+#pragma unroll
+                for (int p = 0; p < (MT + 1) / 2; p++) {
+                    const unsigned r = p * 32 + warp * 4 + lane / 8;
+                    const float2 factors = joined[p].add(row_max[p], row_sum[p]);
+                    if (r < ROWS && lane % 8 == 0) {
+                        factors_of[r] = factors;
+                    }
+                    row_max[p] = -INFINITY;
+                    row_sum[p] = 0.f;
+                }
+                __syncthreads();
+#pragma unroll
+                for (int m = 0; m < MT; m++) {
+                    const float2 low = factors_of[m * 16 + g], high = factors_of[m * 16 + g + 8];
+#pragma unroll
+                    for (int n = 0; n < 8; n++) {
+#pragma unroll
+                        for (int e = 0; e < 4; e++) {
+                            whole[m][n][e] = join(whole[m][n][e], acc[m][n][e], e < 2 ? low : high);
+                            acc[m][n][e] = 0.f;
+                        }
+                    }
+                }
+            }
+        }
+        now = then;
+        more = goes_on;
     }
 
     // Numerators over the buffers: column col of row r at col ^ (r % 8) * 8.
@@ -347,8 +435,9 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             const unsigned r = m * 16 + g, col = (warp * 64 + n * 8 + 2 * c) ^ (g << 3);
-            *reinterpret_cast<float2*>(numerators + r * 512 + col) = make_float2(acc[m][n][0], acc[m][n][1]);
-            *reinterpret_cast<float2*>(numerators + (r + 8) * 512 + col) = make_float2(acc[m][n][2], acc[m][n][3]);
+            const float* v = ALONE ? whole[m][n] : acc[m][n];
+            *reinterpret_cast<float2*>(numerators + r * 512 + col) = make_float2(v[0], v[1]);
+            *reinterpret_cast<float2*>(numerators + (r + 8) * 512 + col) = make_float2(v[2], v[3]);
         }
     }
 #pragma unroll
@@ -356,35 +445,38 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
         const unsigned r = p * 32 + warp * 4 + lane / 8;
         if (r < ROWS && lane % 8 == 0) {
             max_of[r] = row_max[p];
-            sum_of[r] = row_sum[p];
+            sum_of[r] = ALONE ? joined[p].sum : row_sum[p];
         }
     }
-    longwave::cluster_sync();
+    if constexpr (ALONE) {
+        __syncthreads();
+    } else {
+        longwave::cluster_sync();
+    }
 
-    // A warp combines 128 channels of a row of the ROWS / 8 that this block ends.
-#pragma unroll
-    for (int u = 0; u < MT; u++) {
-        const unsigned unit = warp * MT + u, r = rank * (ROWS / PARTS) + unit / 4, quarter = unit % 4;
+    // A warp ends 128 channels of a row: of the ROWS / 8 that this block of a cluster ends, or of all.
+    constexpr int UNITS = ALONE ? MT * PARTS : MT;
+#pragma unroll 2
+    for (int u = 0; u < UNITS; u++) {
+        const unsigned unit = warp * UNITS + u, r = (ALONE ? 0 : rank * (ROWS / PARTS)) + unit / 4, quarter = unit % 4;
         const unsigned j = r / block_heads, head = first_head + r % block_heads, col = quarter * 128 + lane * 4;
-        const float sink = __ldg(sinks + min(head, heads - 1)) * LOG2E;
-        float maxima[PARTS], top = sink;
-#pragma unroll
-        for (unsigned b = 0; b < PARTS; b++) {
-            maxima[b] = longwave::load_cluster(longwave::address_in(shared_address(max_of + r), b));
-            top = fmaxf(top, maxima[b]);
-        }
-        float denominator = exp2f(sink - top);
+        float denominator;
         float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
+        const uint32_t at_own = shared_address(numerators + r * 512 + (col ^ ((r & 7) << 3)));
+        if constexpr (ALONE) {
+            denominator = sum_of[r];
+            o = *reinterpret_cast<const float4*>(numerators + r * 512 + (col ^ ((r & 7) << 3)));
+        } else {
+            Joined all = {__ldg(sinks + min(head, heads - 1)) * LOG2E, 1.f};
 #pragma unroll
-        for (unsigned b = 0; b < PARTS; b++) {
-            const float w = exp2f(maxima[b] - top);
-            denominator += w * longwave::load_cluster(longwave::address_in(shared_address(sum_of + r), b));
-            const uint32_t at = shared_address(numerators + r * 512 + (col ^ ((r & 7) << 3)));
-            const float4 a = longwave::load_cluster4(longwave::address_in(at, b));
-            o.x += w * a.x;
-            o.y += w * a.y;
-            o.z += w * a.z;
-            o.w += w * a.w;
+            for (unsigned b = 0; b < PARTS; b++) {
+                const float2 factors = all.add(longwave::load_cluster(longwave::address_in(shared_address(max_of + r), b)),
+                                               longwave::load_cluster(longwave::address_in(shared_address(sum_of + r), b)));
+                const float4 a = longwave::load_cluster4(longwave::address_in(at_own, b));
+                o = make_float4(join(o.x, a.x, factors), join(o.y, a.y, factors), join(o.z, a.z, factors),
+                                join(o.w, a.w, factors));
+            }
+            denominator = all.sum;
         }
         const float inverse = 1.f / denominator;
         o = make_float4(longwave::round_bf16(o.x * inverse), longwave::round_bf16(o.y * inverse),
@@ -413,12 +505,14 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
             }
         }
     }
-    longwave::cluster_sync();
+    if constexpr (!ALONE) {
+        longwave::cluster_sync();
+    }
 }
 
 }  // namespace
 
-#define ENTRY(name, rows, fp8)                                                                                           \
+#define ENTRY(name, rows, fp8, alone)                                                                                           \
     extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                             \
         name(const uint16_t* q, const float* sinks, const float* angles, const Job* jobs, uint8_t* window_pool,          \
              const unsigned* window_table, unsigned long long window_bytes, unsigned window_len, unsigned window_shift,  \
@@ -428,13 +522,15 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
         longwave::overlap();                                                                                             \
         const Pages window = {window_pool, window_table, window_bytes, window_len, window_shift};                        \
         const Pages entries = {entry_pool, entry_table, entry_bytes, entry_len, entry_shift};                            \
-        attend<rows, fp8>(q, sinks, angles, jobs, window, entries, picks, picks_len, counts, out, codes, scales, heads,  \
+        attend<rows, fp8, alone>(q, sinks, angles, jobs, window, entries, picks, picks_len, counts, out, codes, scales, heads,  \
                           block_tokens, reach, ratio);                                                                   \
     }
 
-ENTRY(attend_fp8_16, 16, true)
-ENTRY(attend_fp8_32, 32, true)
-ENTRY(attend_fp8_64, 64, true)
-ENTRY(attend_bf16_16, 16, false)
-ENTRY(attend_bf16_32, 32, false)
-ENTRY(attend_bf16_64, 64, false)
+ENTRY(attend_fp8_16, 16, true, false)
+ENTRY(attend_fp8_32, 32, true, false)
+ENTRY(attend_fp8_64, 64, true, false)
+ENTRY(attend_bf16_16, 16, false, false)
+ENTRY(attend_bf16_32, 32, false, false)
+ENTRY(attend_bf16_64, 64, false, false)
+ENTRY(attend_fp8_alone, 32, true, true)
+ENTRY(attend_bf16_alone, 32, false, true)

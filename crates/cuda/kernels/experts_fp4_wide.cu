@@ -27,11 +27,11 @@ constexpr unsigned NOWHERE = 0xffffffffu;
 template <int MOST_PAIRS, int BLOCKS_AHEAD, int PARTS>
 struct Form {
     static constexpr int MOST = MOST_PAIRS, AHEAD = BLOCKS_AHEAD, SPLIT = PARTS;
-    // Bytes of a stage: 128 columns and a scale of every pair.
-    static constexpr int STAGE = MOST * (2 * BLOCK + 4);
+    // Bytes of a stage: 128 columns of every pair. Scales of all stages lie behind them.
+    static constexpr int STAGE = MOST * 2 * BLOCK, SCALES = STAGES * STAGE;
     static constexpr int SLOT = (MOST > 32 ? 8192 : 4096) + 4 * MOST;
     // Behind the stages: codes (in whole rounds of 128 threads), a float of each product for the sum of its parts, barriers.
-    static constexpr int CODES = STAGES * STAGE, SUMS = CODES + RAW * SLOT, BARRIERS = SUMS + CONSUMERS * MOST / 2 * 4;
+    static constexpr int CODES = SCALES + STAGES * MOST * 4, SUMS = CODES + RAW * SLOT, BARRIERS = SUMS + CONSUMERS * MOST / 2 * 4;
 };
 
 struct Operands {
@@ -73,8 +73,7 @@ __device__ __forceinline__ unsigned columns_of(unsigned pairs) {
     return pairs <= 8 ? 8 : (pairs + 15) / 16 * 16;
 }
 
-// Fills the stages: 128 threads. Of step s (sixteen columns: half a group of 32), piece k of pair n is at
-// ((2 s + k) * columns / 8 + n / 8) * 128 + n % 8 * 16.
+// Fills the stages: 128 threads. Pieces 4 j .. 4 j + 3 of a pair are those of both steps over group j of 32 columns.
 template <class F>
 __device__ __forceinline__ void produce(const Operands& o, uint32_t base, uint32_t full, uint32_t empty) {
     const unsigned blocks = o.cols / BLOCK, thread = threadIdx.x - CONSUMERS;
@@ -138,7 +137,7 @@ __device__ __forceinline__ void produce(const Operands& o, uint32_t base, uint32
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const unsigned piece = thread + 128 * i, group = piece / columns, n = piece % columns;
-            at[i] = group < 4 ? group * columns * 64 + n / 8 * 128 + n % 8 * 16 : NOWHERE;
+            at[i] = group < 4 ? 4 * group << 16 | n : NOWHERE;
         }
         tile_index += gridDim.x;
         return found;
@@ -160,7 +159,7 @@ __device__ __forceinline__ void produce(const Operands& o, uint32_t base, uint32
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
                     const int half = k % 2 * 16, of = k / 2;
-                    longwave::write_16(to + at[i] + k * columns * 16,
+                    longwave::write_16(to + longwave::operand_piece(columns, at[i] & 0xffff, (at[i] >> 16) + k),
                                        make_uint4(longwave::widen_e4m3(v[of] >> half), longwave::widen_e4m3(v[2 + of] >> half),
                                                   longwave::widen_e4m3(v[4 + of] >> half), longwave::widen_e4m3(v[6 + of] >> half)));
                 }
@@ -169,7 +168,7 @@ __device__ __forceinline__ void produce(const Operands& o, uint32_t base, uint32
         if (thread < columns) {
             // 2^14 of the widened weights comes back here.
             const float scale = __uint_as_float(longwave::read_4(raw_scale + slot * SLOT));
-            longwave::write_4(to + F::MOST * 2 * BLOCK + 4 * thread, __float_as_uint(scale * 16384.f));
+            longwave::write_4(base + F::SCALES + (stage * F::MOST + thread) * 4, __float_as_uint(scale * 16384.f));
         }
         longwave::fence_shared();
         longwave::arrive(full + 8 * stage);
@@ -257,8 +256,8 @@ __device__ __forceinline__ void consume(const Operands& o, const Tile& tile, Wei
                 longwave::widen_e2m1(high[j], h);
                 const uint32_t first[4] = {l[0], h[0], l[1], h[1]}, second[4] = {l[2], h[2], l[3], h[3]};
                 longwave::wgmma_fence();
-                longwave::wgmma_f16_first<N>(product, first, longwave::operand(from + 4 * j * N * 16, N * 16, 128));
-                longwave::wgmma_f16<N>(product, second, longwave::operand(from + (4 * j + 2) * N * 16, N * 16, 128));
+                longwave::wgmma_f16_first<N>(product, first, longwave::operand(from, N, 2 * j));
+                longwave::wgmma_f16<N>(product, second, longwave::operand(from, N, 2 * j + 1));
                 longwave::wgmma_commit();
                 const float sl = longwave::ue8m0(weights.low_scale >> (8 * j) & 0xff);
                 const float sh = longwave::ue8m0(weights.high_scale >> (8 * j) & 0xff);
@@ -271,7 +270,7 @@ __device__ __forceinline__ void consume(const Operands& o, const Tile& tile, Wei
             const bool ends = block + F::SPLIT >= blocks;
 #pragma unroll
             for (int n = 0; n < N / 8; n++) {
-                const uint2 s = longwave::read_8(from + F::MOST * 2 * BLOCK + (8 * n + 2 * c) * 4);
+                const uint2 s = longwave::read_8(base + F::SCALES + (stage * F::MOST + 8 * n + 2 * c) * 4);
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     float& v = total[4 * n + i];
@@ -305,7 +304,7 @@ __device__ __forceinline__ void consume(const Operands& o, const Tile& tile, Wei
 
 template <class F>
 __device__ __forceinline__ void experts(const Operands& o) {
-    extern __shared__ __align__(128) uint8_t memory[];
+    extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t base = longwave::shared_address(memory), full = base + F::BARRIERS, empty = full + 8 * STAGES;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {

@@ -24,10 +24,10 @@ constexpr int STAGES = 3, RAW = 3;
 
 template <int N>
 struct Form {
-    // Bytes of a stage: 128 columns and a scale of every token.
-    static constexpr int STAGE = N * (2 * BLOCK + 4);
+    // Bytes of a stage: 128 columns of every token. Scales of all stages lie behind them.
+    static constexpr int STAGE = N * 2 * BLOCK, SCALES = STAGES * STAGE;
     // Behind the stages: codes, a float of each product for the sum of its parts, barriers.
-    static constexpr int CODES = STAGES * STAGE, SUMS = CODES + RAW * N * (BLOCK + 4), BARRIERS = SUMS + CONSUMERS * N / 2 * 4;
+    static constexpr int CODES = SCALES + STAGES * N * 4, SUMS = CODES + RAW * N * (BLOCK + 4), BARRIERS = SUMS + CONSUMERS * N / 2 * 4;
 };
 
 struct Operands {
@@ -55,8 +55,7 @@ struct Operands {
     }
 };
 
-// Fills the stages: 128 threads. Of step s (sixteen columns), piece k of token n is at ((2 s + k) * N + n) * 16. A thread copies
-// what it widens itself: loads into registers would have to arrive before each fence.
+// Fills the stages: 128 threads. Pieces 2 s and 2 s + 1 are those of step s. A thread copies what it widens itself: loads into registers would have to arrive before each fence.
 template <int N>
 __device__ __forceinline__ void produce(const Operands& o, uint32_t base, uint32_t full, uint32_t empty) {
     // Halves of 64 columns of a token that a thread has.
@@ -119,7 +118,7 @@ __device__ __forceinline__ void produce(const Operands& o, uint32_t base, uint32
                 codes[k / 4][k % 4] = longwave::read_16(raw + i * N * (BLOCK + 4) + k * 2048);
             }
             longwave::wait(empty + 8 * stage, phase);
-            const uint32_t to = base + stage * Form<N>::STAGE + n * 16;
+            const uint32_t to = base + stage * Form<N>::STAGE;
 #pragma unroll
             for (int h = 0; h < OWN; h++) {
                 const unsigned half = OWN == 2 ? h : thread / N;
@@ -130,12 +129,12 @@ __device__ __forceinline__ void produce(const Operands& o, uint32_t base, uint32
                     longwave::widen_e4m3(longwave::word(codes[h][1], s), low.y, high.y);
                     longwave::widen_e4m3(longwave::word(codes[h][2], s), low.z, high.z);
                     longwave::widen_e4m3(longwave::word(codes[h][3], s), low.w, high.w);
-                    longwave::write_16(to + (8 * half + 2 * s) * N * 16, low);
-                    longwave::write_16(to + (8 * half + 2 * s + 1) * N * 16, high);
+                    longwave::write_16(to + longwave::operand_piece(N, n, 8 * half + 2 * s), low);
+                    longwave::write_16(to + longwave::operand_piece(N, n, 8 * half + 2 * s + 1), high);
                 }
             }
             if (thread < N) {
-                longwave::write_4(base + stage * Form<N>::STAGE + N * 2 * BLOCK + 4 * thread,
+                longwave::write_4(base + Form<N>::SCALES + stage * N * 4 + 4 * thread,
                                   longwave::read_4(raw_scale + i * N * (BLOCK + 4)));
             }
             longwave::fence_shared();
@@ -213,25 +212,25 @@ __device__ __forceinline__ void consume(const Operands& o, uint32_t base, uint32
             stream.load(o, ahead);
             const uint32_t from = base + stage * Form<N>::STAGE;
             longwave::wait(full + 8 * stage, phase);
+            // All of A first: a fence between two steps would let the second wait for the first.
+            uint32_t a[8][4];
 #pragma unroll
             for (int s = 0; s < 8; s++) {
-                uint32_t a[4];
-                longwave::widen_e4m3(longwave::word(weights.low[s / 4], s % 4), a[0], a[2]);
-                longwave::widen_e4m3(longwave::word(weights.high[s / 4], s % 4), a[1], a[3]);
-                const uint64_t b = longwave::operand(from + 2 * s * N * 16, N * 16, 128);
-                longwave::wgmma_fence();
-                if (s == 0) {
-                    longwave::wgmma_f16_first<N>(product, a, b);
-                } else {
-                    longwave::wgmma_f16<N>(product, a, b);
-                }
+                longwave::widen_e4m3(longwave::word(weights.low[s / 4], s % 4), a[s][0], a[s][2]);
+                longwave::widen_e4m3(longwave::word(weights.high[s / 4], s % 4), a[s][1], a[s][3]);
+            }
+            longwave::wgmma_fence();
+            longwave::wgmma_f16_first<N>(product, a[0], longwave::operand(from, N, 0));
+#pragma unroll
+            for (int s = 1; s < 8; s++) {
+                longwave::wgmma_f16<N>(product, a[s], longwave::operand(from, N, s));
             }
             longwave::wgmma_commit();
             longwave::wgmma_wait<0>();
             const bool ends = block + o.split >= blocks;
 #pragma unroll
             for (int n = 0; n < N / 8; n++) {
-                const uint2 scales = longwave::read_8(from + N * 2 * BLOCK + (8 * n + 2 * c) * 4);
+                const uint2 scales = longwave::read_8(base + Form<N>::SCALES + (stage * N + 8 * n + 2 * c) * 4);
                 const float s[2] = {weights.scale * __uint_as_float(scales.x), weights.scale * __uint_as_float(scales.y)};
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
@@ -268,7 +267,7 @@ __device__ __forceinline__ void consume(const Operands& o, uint32_t base, uint32
 
 template <int N>
 __device__ __forceinline__ void linear(const Operands& o) {
-    extern __shared__ __align__(128) uint8_t memory[];
+    extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t base = longwave::shared_address(memory), full = base + Form<N>::BARRIERS, empty = full + 8 * STAGES;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {

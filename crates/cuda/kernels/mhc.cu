@@ -21,30 +21,38 @@ constexpr int COLUMNS = 512;
 
 }  // namespace
 
-// Grid (4 * width / COLUMNS, tokens), 256 threads; partial [tokens, blocks, PARTIAL].
+// Grid (4 * width / COLUMNS, at most tokens), 256 threads; partial [tokens, blocks, PARTIAL].
 extern "C" __global__ void __launch_bounds__(256)
-mhc_dots(const uint32_t* __restrict__ streams, const float2* __restrict__ fn, float* __restrict__ partial, unsigned width) {
-    longwave::overlap();
+mhc_dots(const uint32_t* __restrict__ streams, const float2* __restrict__ fn, float* __restrict__ partial, unsigned width,
+         unsigned tokens) {
+    longwave::start_next();
     const unsigned total = 4 * width, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const unsigned at = blockIdx.x * (COLUMNS / 2) + threadIdx.x;
-    const float2 x = longwave::widen(streams[size_t(blockIdx.y) * (total / 2) + at]);
-    __shared__ float sums[8][PARTIAL];
-    float own = 0.f;
+    float2 f[ROWS];
 #pragma unroll
-    for (int r = 0; r <= ROWS; r++) {
-        const float2 f = r < ROWS ? __ldg(fn + size_t(r) * (total / 2) + at) : x;
-        const float sum = longwave::warp_sum(f.x * x.x + f.y * x.y);
-        own = lane == r ? sum : own;
+    for (int r = 0; r < ROWS; r++) {
+        f[r] = __ldg(fn + size_t(r) * (total / 2) + at);
     }
-    sums[warp][lane] = own;
-    __syncthreads();
-    if (threadIdx.x <= ROWS) {
-        float sum = 0.f;
+    longwave::wait_before();
+    __shared__ float sums[2][8][PARTIAL];
+    unsigned turn = 0;
+    for (unsigned token = blockIdx.y; token < tokens; token += gridDim.y, turn ^= 1) {
+        const float2 x = longwave::widen(streams[size_t(token) * (total / 2) + at]);
+        float v[PARTIAL];
 #pragma unroll
-        for (int w = 0; w < 8; w++) {
-            sum += sums[w][threadIdx.x];
+        for (int r = 0; r < PARTIAL; r++) {
+            v[r] = r < ROWS ? f[r].x * x.x + f[r].y * x.y : r == ROWS ? x.x * x.x + x.y * x.y : 0.f;
         }
-        partial[(size_t(blockIdx.y) * gridDim.x + blockIdx.x) * PARTIAL + threadIdx.x] = sum;
+        sums[turn][warp][lane] = longwave::warp_sums(v);
+        __syncthreads();
+        if (threadIdx.x <= ROWS) {
+            float sum = 0.f;
+#pragma unroll
+            for (int w = 0; w < 8; w++) {
+                sum += sums[turn][w][threadIdx.x];
+            }
+            partial[(size_t(token) * gridDim.x + blockIdx.x) * PARTIAL + threadIdx.x] = sum;
+        }
     }
 }
 

@@ -139,6 +139,15 @@ pub enum OpenError {
     Other,
 }
 
+/// Memory of one GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// Weights, scratch, tables, cache, and what is kept for the driver.
+    pub planned_bytes: u64,
+    /// What is gone since the backend opened, in use by whomever.
+    pub used_bytes: u64,
+}
+
 /// A model on one GPU or several.
 pub struct CudaBackend {
     limits: Limits,
@@ -192,6 +201,15 @@ impl CudaBackend {
         self.ranks.send(&Command::Time(on))?;
         match self.other()? {
             Answer::Times(times) => Ok(times),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Memory of the first GPU, planned and used so far.
+    pub fn memory(&mut self) -> Result<Memory, BackendError> {
+        self.ranks.send(&Command::Memory)?;
+        match self.other()? {
+            Answer::Memory(memory) => Ok(memory),
             _ => Err(unexpected()),
         }
     }

@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 
 use longwave_engine::step::{BackendError, BlockCopy, BlockId, Step, StepResult};
 
+use crate::backend::Memory;
 use crate::backend::{CudaOptions, Load, OpenError};
 use crate::driver::{Alarm, DriverError, Gpu};
 use crate::meeting::{self, Chair};
@@ -28,6 +29,8 @@ pub(crate) enum Command {
     Read(u8, BlockId),
     /// Overwrite a unit.
     Write(u8, BlockId, Arc<[u8]>),
+    /// Tell how much memory is used.
+    Memory,
     /// Switch the timers on or off.
     Time(bool),
 }
@@ -40,6 +43,8 @@ pub(crate) enum Answer {
     Bytes(Vec<u8>),
     /// A unit was written, units were copied, or another rank answers.
     Done,
+    /// Memory of the GPU.
+    Memory(Memory),
     /// What the timers showed since they were switched on.
     Times(Vec<OperatorTime>),
 }

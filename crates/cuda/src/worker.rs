@@ -10,7 +10,7 @@ use longwave_engine::step::Limits;
 use longwave_model::geometry::LOGICAL_BLOCK;
 use longwave_model::{CacheLayout, ModelConfig, digest};
 
-use crate::backend::{CudaOptions, Load, OpenError};
+use crate::backend::{CudaOptions, Load, Memory, OpenError};
 use crate::cubins;
 use crate::driver::{Arena, Bell, Context, DeviceSlice, DriverError, Gpu, Stream};
 use crate::fit;
@@ -46,6 +46,8 @@ pub(crate) struct Worker {
     model: Model,
     stream: Stream,
     context: Context,
+    /// Bytes that were free before anything was taken, and bytes that were planned for.
+    memory: (u64, u64),
 }
 
 impl Worker {
@@ -151,7 +153,8 @@ impl Worker {
             gib(scratch_bytes),
             gib(pool_bytes)
         );
-        Ok((Worker { stepper, model, stream, context: device }, Opened { limits, layout, summary }))
+        let memory = (free, taken + pool_bytes + RESERVE_BYTES);
+        Ok((Worker { stepper, model, stream, context: device, memory }, Opened { limits, layout, summary }))
     }
 
     /// Runs commands until nobody sends any more.
@@ -184,6 +187,10 @@ impl Worker {
                 let before = std::mem::replace(&mut self.model.timers, timers);
                 before.map_or(Ok(Vec::new()), |timers| timers.table()).map(Answer::Times)
             }
+            Command::Memory => self.context.free_bytes().map(|left| {
+                let (free, planned_bytes) = self.memory;
+                Answer::Memory(Memory { planned_bytes, used_bytes: free.saturating_sub(left) })
+            }),
             Command::Copy(copies) => copies.iter().try_for_each(|c| pools.copy(stream, c)).map(|()| Answer::Done),
             Command::Read(..) if rank.share.rank > 0 => Ok(Answer::Done),
             Command::Read(bucket, block) => pools.read(stream, bucket, block).map(Answer::Bytes),

@@ -11,6 +11,23 @@ __device__ __forceinline__ float warp_sum(float v) {
     return v;
 }
 
+// 32 sums at once, of which lane l gets that of v[l]; each has the bits of warp_sum. Lanes give half of what they have to
+// their partner and keep the sums of the other half, so there are 31 exchanges in place of 160.
+template <int STEP = 16>
+__device__ __forceinline__ float warp_sums(float (&v)[32]) {
+    const bool upper = threadIdx.x & STEP;
+#pragma unroll
+    for (int r = 0; r < STEP; r++) {
+        const float received = __shfl_xor_sync(0xffffffffu, upper ? v[r] : v[r + STEP], STEP);
+        v[r] = (upper ? v[r + STEP] : v[r]) + received;
+    }
+    if constexpr (STEP > 1) {
+        return warp_sums<STEP / 2>(v);
+    } else {
+        return v[0];
+    }
+}
+
 // The sum of all threads' values, in every thread. Blocks of at most 1024 threads, a multiple of 32. Ends with a
 // barrier, so it may be called again at once.
 __device__ __forceinline__ float block_sum(float v) {

@@ -7,11 +7,18 @@
 
 namespace longwave {
 
-// B of a step: K-major pieces of eight rows (columns of the product) with sixteen bytes each, 128 bytes together. `next_k` and
-// `next_n` are the bytes from a piece to the next one along the sum and along the rows.
-__device__ __forceinline__ uint64_t operand(uint32_t address, uint32_t next_k, uint32_t next_n) {
-    return static_cast<uint64_t>(address >> 4 & 0x3fff) | static_cast<uint64_t>(next_k >> 4) << 16 |
-           static_cast<uint64_t>(next_n >> 4) << 32;
+// Where piece `piece` (sixteen bytes, 0 to 15) of row n of B's block of 128 columns lies: two tiles of 64 columns, one behind
+// the other, of rows of 128 bytes whose pieces change places with the row, so that neither reads nor writes meet in a bank.
+// The block begins at a multiple of 1,024 bytes. `rows` is a multiple of eight.
+__device__ __forceinline__ uint32_t operand_piece(uint32_t rows, uint32_t n, uint32_t piece) {
+    return piece / 8 * rows * 128 + n * 128 + ((piece % 8 ^ n % 8) << 4);
+}
+
+// B of step `step` (columns 16 step .. 16 step + 15) of a block at `address`.
+__device__ __forceinline__ uint64_t operand(uint32_t address, uint32_t rows, uint32_t step) {
+    const uint32_t at = address + step / 4 * rows * 128 + step % 4 * 32;
+    // Eight rows are 1,024 bytes; the highest bits say how pieces change places.
+    return static_cast<uint64_t>(at >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
 // Before the first step that reads registers which ordinary instructions wrote.

@@ -16,9 +16,15 @@ const ROWS: [u32; 3] = [64, 32, 16];
 /// Time of a block of each, relative to each other, with the 512 picks of a c4 layer.
 const COST: [u64; 3] = [22, 15, 12];
 
+/// Query rows of a block that does all parts, and its time beside `COST`.
+const ALONE_ROWS: u32 = 32;
+const ALONE_COST: u64 = 22;
+
 /// The kernels for one format of entries.
 pub struct Attend {
     by_rows: [Kernel; 3],
+    /// For many rows: blocks that are no cluster and do all parts.
+    alone: Kernel,
     multiprocessors: u32,
 }
 
@@ -104,15 +110,16 @@ fn shared_bytes(rows: u32) -> u32 {
 impl Attend {
     /// Loads the kernels for entries in `format`.
     pub fn new(context: &Context, format: MainFormat) -> Result<Attend, DriverError> {
-        let names = match format {
-            MainFormat::Fp8 => ["attend_fp8_64", "attend_fp8_32", "attend_fp8_16"],
-            MainFormat::Bf16 => ["attend_bf16_64", "attend_bf16_32", "attend_bf16_16"],
+        let (names, alone) = match format {
+            MainFormat::Fp8 => (["attend_fp8_64", "attend_fp8_32", "attend_fp8_16"], "attend_fp8_alone"),
+            MainFormat::Bf16 => (["attend_bf16_64", "attend_bf16_32", "attend_bf16_16"], "attend_bf16_alone"),
             MainFormat::F32 => return Err(no_kernels("entries", format.name())),
         };
         let module = Module::load(context, "attend")?;
         let kernel = |i: usize| module.kernel(names[i], shared_bytes(ROWS[i]));
         let by_rows = [kernel(0)?, kernel(1)?, kernel(2)?];
-        Ok(Attend { by_rows, multiprocessors: context.gpu().multiprocessors })
+        let alone = module.kernel(alone, shared_bytes(ALONE_ROWS))?;
+        Ok(Attend { by_rows, alone, multiprocessors: context.gpu().multiprocessors })
     }
 
     /// Attends for all jobs. Bits do not depend on how tokens are cut into jobs.
@@ -128,7 +135,11 @@ impl Attend {
             }
         };
         let which = self.rows(a);
-        let block_heads = ROWS[which] / a.job_tokens;
+        let (kernel, rows, parts) = match which {
+            Some(i) => (&self.by_rows[i], ROWS[i], PARTS),
+            None => (&self.alone, ALONE_ROWS, 1),
+        };
+        let block_heads = rows / a.job_tokens;
         let [w0, w1, w2, w3, w4] = a.window.arguments();
         let [e0, e1, e2, e3, e4] = pages.arguments();
         let arguments = [
@@ -158,17 +169,17 @@ impl Attend {
             ratio.into(),
         ];
         let grid = Grid {
-            blocks: [PARTS, a.heads.div_ceil(block_heads), a.job_count],
+            blocks: [parts, a.heads.div_ceil(block_heads), a.job_count],
             threads: 256,
-            shared_bytes: shared_bytes(ROWS[which]),
-            cluster: PARTS,
+            shared_bytes: shared_bytes(rows),
+            cluster: parts,
             overlaps: true,
         };
-        stream.launch(&self.by_rows[which], grid, &arguments)
+        stream.launch(kernel, grid, &arguments)
     }
 
-    /// The kernel of this launch: the one whose blocks, a cluster at a time, should take the least time.
-    fn rows(&self, a: &Attention) -> usize {
+    /// The kernel of this launch: the one whose blocks, a cluster or alone, should take the least time; `None` is alone.
+    fn rows(&self, a: &Attention) -> Option<usize> {
         // Two clusters fewer than multiprocessors allow were seen to run at once: some groups of them are not whole.
         let at_once = (self.multiprocessors / PARTS).saturating_sub(2).max(1);
         let cost = |which: &usize| {
@@ -177,6 +188,10 @@ impl Attend {
             let clusters = a.heads.div_ceil(block_heads) * a.job_count;
             u64::from(clusters.div_ceil(at_once)) * COST[*which]
         };
-        (0..3).min_by_key(cost).unwrap_or(2)
+        let blocks = a.heads.div_ceil(ALONE_ROWS / a.job_tokens) * a.job_count;
+        let alone = u64::from(blocks.div_ceil(self.multiprocessors)) * ALONE_COST;
+        // Fewer blocks would leave multiprocessors idle for as long as the longest context takes.
+        let few = blocks < 2 * self.multiprocessors / 3;
+        (0..3).min_by_key(cost).filter(|which| few || cost(which) <= alone)
     }
 }

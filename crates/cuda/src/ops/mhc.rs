@@ -7,6 +7,8 @@ use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream
 const PARTIAL: u64 = 32;
 /// Columns of a block of products.
 const COLUMNS: u32 = 512;
+/// Tokens whose products are computed at once; a block keeps its weights for the next ones.
+const DOTS_AT_ONCE: u32 = 64;
 
 /// The kernels.
 pub struct Mhc {
@@ -83,8 +85,8 @@ impl Mhc {
             return Ok(());
         }
         let [streams, function, partial] = [b.streams, site.function, b.partial].map(Argument::Pointer);
-        let grid = Grid { blocks: [4 * shape.width / COLUMNS, b.tokens, 1], ..Grid::new(1, 256) };
-        stream.launch(&self.dots, grid, &[streams, function, partial, shape.width.into()])?;
+        let grid = Grid { blocks: [4 * shape.width / COLUMNS, b.tokens.min(DOTS_AT_ONCE), 1], ..Grid::new(1, 256) };
+        stream.launch(&self.dots, grid, &[streams, function, partial, shape.width.into(), b.tokens.into()])?;
         let arguments = [
             streams,
             partial,

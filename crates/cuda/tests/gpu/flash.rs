@@ -105,6 +105,10 @@ fn flash_layers_decode_and_are_measured() {
             print(&times);
         }
     }
+    let memory = engine.backend_mut().memory().unwrap();
+    let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+    println!("memory: {:.2} GiB planned, {:.2} used", gib(memory.planned_bytes), gib(memory.used_bytes));
+    assert!(memory.used_bytes <= memory.planned_bytes, "{memory:?}");
     // Where the time of a long prefill goes, and a decode step behind it.
     let context = number("FLASH_PREFILL", 0);
     if context > 0 {

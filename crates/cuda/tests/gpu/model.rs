@@ -86,16 +86,27 @@ fn greedy_continuations_are_the_golden_ones() {
     let Some(backend) = on_gpu(1, 512, FORMATS) else { return };
     let mut engine = Engine::new(backend, plain());
     for name in ["short", "text300", "tool", "needle2000"] {
-        let (ids, golden, gaps) = golden(name);
-        let request = Request::greedy(ids, golden.len() as u32);
-        let ours = proof::serve(&mut engine, &[request], 1).remove(0);
-        assert_eq!(ours.failure, None, "{name}");
-        let same = ours.tokens.iter().zip(&golden).take_while(|(a, b)| a == b).count();
-        println!("{name}: {same} of {} greedy tokens are the golden ones", golden.len());
-        // The golden run rounds the cache alone. Where two tokens are closer than the other roundings of serving move their
-        // logits, the tokens after them mean nothing.
-        assert!(same == golden.len() || gaps[same] < 0.2, "{name}: token {same}, gap {}", gaps[same]);
+        check_golden(&mut engine, name);
     }
+}
+
+/// The golden run rounds the cache alone. Where two tokens are closer than the other roundings of serving move their logits,
+/// or where one of the CPU's profiles leaves the golden text no later, the tokens after them mean nothing.
+pub fn check_golden(engine: &mut Engine<CudaBackend>, name: &str) {
+    let (ids, golden, gaps) = golden(name);
+    let request = Request::greedy(ids, golden.len() as u32);
+    let same_in = |answer: &Answer| answer.tokens.iter().zip(&golden).take_while(|(a, b)| a == b).count();
+    let ours = proof::serve(engine, std::slice::from_ref(&request), 1).remove(0);
+    assert_eq!(ours.failure, None, "{name}");
+    let same = same_in(&ours);
+    println!("{name}: {same} of {} greedy tokens are the golden ones", golden.len());
+    let leaves = |profile| same_in(&alone(on_cpu(FORMATS, profile, 0), std::slice::from_ref(&request))[0]) <= same;
+    let excused = same == golden.len() || gaps[same] < 0.2;
+    assert!(
+        excused || leaves(Profile::Serving) || leaves(Profile::Reference),
+        "{name}: token {same}, gap {}, and the CPU goes on",
+        gaps[same]
+    );
 }
 
 /// Probabilities of one row of logits.

@@ -5,7 +5,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use longwave_cpu::numerics::Profile;
 use longwave_cuda::driver::{Alarm, Arena, Bell, Context, DeviceSlice, Event, Gpu, Graph, Stream, can_reach, probe};
 use longwave_cuda::meeting::{self, Chair};
 use longwave_cuda::ops::reduce::{Boxes, Reduce};
@@ -15,7 +14,7 @@ use longwave_engine::step::ReturnLogits;
 use longwave_engine::{Engine, EngineOptions};
 use longwave_model::formats::bf16_value;
 
-use crate::model::{FORMATS, agreement, alone, golden, on_cpu, on_gpus, plain};
+use crate::model::{FORMATS, agreement, alone, check_golden, golden, on_gpus, plain};
 use crate::rig::Fresh;
 
 const WIDTH: usize = 4096;
@@ -260,19 +259,7 @@ fn the_tiny_model_on_two_gpus_agrees_with_one() {
 
     let mut engine = Engine::new(on_gpus(2, 1, 512, FORMATS, 0).unwrap(), plain());
     for name in names {
-        let (ids, golden, gaps) = golden(name);
-        let request = Request::greedy(ids, golden.len() as u32);
-        let same_in = |answer: &Answer| answer.tokens.iter().zip(&golden).take_while(|(a, b)| a == b).count();
-        let same = same_in(&proof::serve(&mut engine, std::slice::from_ref(&request), 1)[0]);
-        println!("{name} on two GPUs: {same} of {} greedy tokens are the golden ones", golden.len());
-        // The golden run rounds the cache alone. At the fourth token of text300 both profiles of the CPU choose another one.
-        let leaves = |profile| same_in(&alone(on_cpu(FORMATS, profile, 0), std::slice::from_ref(&request))[0]) <= same;
-        let excused = same == golden.len() || gaps[same] < 0.2;
-        assert!(
-            excused || leaves(Profile::Serving) || leaves(Profile::Reference),
-            "{name}: token {same}, gap {}, and the CPU goes on",
-            gaps[same]
-        );
+        check_golden(&mut engine, name);
     }
 }
 
