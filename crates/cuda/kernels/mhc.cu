@@ -18,6 +18,8 @@ constexpr int ROWS = 24;
 constexpr int PARTIAL = 32;
 // Columns of a block of mhc_dots.
 constexpr int COLUMNS = 512;
+// Blocks of the widest model.
+constexpr int MOST_BLOCKS = 4 * 8192 / COLUMNS;
 
 }  // namespace
 
@@ -58,19 +60,25 @@ mhc_dots(const uint32_t* __restrict__ streams, const float2* __restrict__ fn, fl
 
 // Grid tokens, 256 threads. base [24], scale [3] (pre, post, comb); mix [tokens, 20]: post, then comb with the source
 // stream first. codes [tokens, width], scales [tokens, width / 128]; normed bf16 [tokens, width].
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 3)
 mhc_pre(const uint32_t* __restrict__ streams, const float* __restrict__ partial, const float* __restrict__ base,
         const float* __restrict__ scale, const float* __restrict__ weight, float* __restrict__ mix,
         uint32_t* __restrict__ normed, uint32_t* __restrict__ codes, float* __restrict__ scales, unsigned width,
         float norm_eps, float hc_eps, unsigned iters) {
     longwave::overlap();
     __shared__ float dots[PARTIAL];
+    __shared__ float parts[MOST_BLOCKS * PARTIAL];
     __shared__ float pre[4];
     const unsigned token = blockIdx.x, blocks = 4 * width / COLUMNS;
+    // All of them at once, then in order.
+    for (unsigned i = threadIdx.x; i < blocks * PARTIAL; i += 256) {
+        parts[i] = partial[size_t(token) * blocks * PARTIAL + i];
+    }
+    __syncthreads();
     if (threadIdx.x <= ROWS) {
         float sum = 0.f;
         for (unsigned b = 0; b < blocks; b++) {
-            sum += partial[(size_t(token) * blocks + b) * PARTIAL + threadIdx.x];
+            sum += parts[b * PARTIAL + threadIdx.x];
         }
         dots[threadIdx.x] = sum;
     }

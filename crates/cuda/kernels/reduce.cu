@@ -41,7 +41,8 @@ extern "C" __global__ void __launch_bounds__(256)
 sum_ranks(const float4* __restrict__ own, const unsigned long long* __restrict__ boxes, unsigned* __restrict__ turns,
           const volatile unsigned* alarm, uint2* __restrict__ out, unsigned long long quads, unsigned piece, unsigned most,
           unsigned rank, unsigned ranks) {
-    longwave::overlap();
+    // The next kernel does not take room before this one has ended: several ranks of one GPU could wait for each other's.
+    longwave::wait_before();
     const unsigned block = blockIdx.x, turn = turns[block] + 1;
     const unsigned long long from = static_cast<unsigned long long>(block) * piece;
     const unsigned count = from < quads ? static_cast<unsigned>(min(quads - from, static_cast<unsigned long long>(piece))) : 0;

@@ -1,6 +1,7 @@
 // architectures: 90a 100a
 // Router (model.md 7.1): experts and weights of each token, then tokens in groups of one expert.
 //   router_choose  the k experts of a token and their weights, in the order of choice
+//   router_few     both for at most eight tokens
 //   router_group   groups of a few (token, slot) pairs of one expert, in the order of experts and tokens
 // A padded token (UNMAPPED) has no expert. At most 512 experts and 32 choices. Nothing depends on other tokens but the
 // places of pairs.
@@ -12,11 +13,59 @@
 namespace {
 
 constexpr int MOST = 512;
+// Tokens that one block routes.
+constexpr int FEW = 8;
 
 // sqrt(log(1 + e^v)), with the identity above 20.
 __device__ __forceinline__ float score(float v) {
     const float softplus = v > 20.f ? v : static_cast<float>(log1p(exp(static_cast<double>(v))));
     return __fsqrt_rn(softplus);
+}
+
+// The k experts of the largest keys, lane `slot` gets that of slot `slot`; among equals the lower expert. keys[i] is expert
+// 32 i + lane; bit i of `taken` says that it is not there.
+__device__ __forceinline__ unsigned best_experts(const float (&keys)[MOST / 32], unsigned taken, unsigned k, unsigned lane) {
+    unsigned own = longwave::UNMAPPED;
+    for (unsigned slot = 0; slot < k; slot++) {
+        // The best of the lane, then of the warp.
+        unsigned best = longwave::UNMAPPED;
+        float best_key = 0.f;
+#pragma unroll
+        for (int i = 0; i < MOST / 32; i++) {
+            if (!(taken >> i & 1) && (best == longwave::UNMAPPED || keys[i] > best_key)) {
+                best = i * 32 + lane;
+                best_key = keys[i];
+            }
+        }
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) {
+            const unsigned other = __shfl_xor_sync(0xffffffffu, best, step);
+            const float key = __shfl_xor_sync(0xffffffffu, best_key, step);
+            const bool better = other != longwave::UNMAPPED &&
+                                (best == longwave::UNMAPPED || key > best_key || (key == best_key && other < best));
+            best = better ? other : best;
+            best_key = better ? key : best_key;
+        }
+        if (best % 32 == lane) {
+            taken |= 1u << best / 32;
+        }
+        own = lane == slot ? best : own;
+    }
+    return own;
+}
+
+// The weight of the expert of every lane below k.
+__device__ __forceinline__ float weight_of(unsigned own, float own_score, unsigned k, float scale) {
+    float sum = 0.f;
+    for (unsigned slot = 0; slot < k; slot++) {
+        sum = __fadd_rn(sum, __shfl_sync(0xffffffffu, own_score, slot));
+    }
+    return own == longwave::UNMAPPED ? 0.f : __fmul_rn(__fdiv_rn(own_score, sum), scale);
+}
+
+__device__ __forceinline__ float key_of(float score, float bias) {
+    const float key = score + bias;
+    return isnan(key) ? -1e30f : key;
 }
 
 }  // namespace
@@ -33,10 +82,10 @@ router_choose(const float* __restrict__ logits, const float* __restrict__ bias, 
         return;
     }
     const unsigned id = ids[token];
+    const float* row = logits + size_t(token) * experts;
     unsigned own = longwave::UNMAPPED;
     float own_score = 0.f;
     if (id != longwave::UNMAPPED) {
-        const float* row = logits + size_t(token) * experts;
         if (table) {
             if (lane < k) {
                 own = table[size_t(id) * k + lane];
@@ -51,46 +100,121 @@ router_choose(const float* __restrict__ logits, const float* __restrict__ bias, 
                 keys[i] = 0.f;
                 taken |= 1u << i;
                 if (e < experts) {
-                    const float key = score(row[e]) + bias[e];
-                    keys[i] = isnan(key) ? -1e30f : key;
+                    keys[i] = key_of(score(row[e]), bias[e]);
                     taken &= ~(1u << i);
                 }
             }
-            for (unsigned slot = 0; slot < k; slot++) {
-                // The best of the lane, then of the warp; among equals the lower expert.
-                unsigned best = longwave::UNMAPPED;
-                float best_key = 0.f;
-#pragma unroll
-                for (int i = 0; i < MOST / 32; i++) {
-                    if (!(taken >> i & 1) && (best == longwave::UNMAPPED || keys[i] > best_key)) {
-                        best = i * 32 + lane;
-                        best_key = keys[i];
-                    }
-                }
-#pragma unroll
-                for (int step = 16; step > 0; step /= 2) {
-                    const unsigned other = __shfl_xor_sync(0xffffffffu, best, step);
-                    const float key = __shfl_xor_sync(0xffffffffu, best_key, step);
-                    const bool better = other != longwave::UNMAPPED &&
-                                        (best == longwave::UNMAPPED || key > best_key || (key == best_key && other < best));
-                    best = better ? other : best;
-                    best_key = better ? key : best_key;
-                }
-                if (best % 32 == lane) {
-                    taken |= 1u << best / 32;
-                }
-                own = lane == slot ? best : own;
-            }
+            own = best_experts(keys, taken, k, lane);
             own_score = lane < k ? score(row[own]) : 0.f;
         }
     }
-    float sum = 0.f;
-    for (unsigned slot = 0; slot < k; slot++) {
-        sum = __fadd_rn(sum, __shfl_sync(0xffffffffu, own_score, slot));
-    }
+    const float weight = weight_of(own, own_score, k, scale);
     if (lane < k) {
         chosen[size_t(token) * k + lane] = own;
-        weights[size_t(token) * k + lane] = own == longwave::UNMAPPED ? 0.f : __fmul_rn(__fdiv_rn(own_score, sum), scale);
+        weights[size_t(token) * k + lane] = weight;
+    }
+}
+
+// The same for at most eight tokens, and their groups (see below), in one block of 1024 threads: every thread has a score, then
+// a warp a token, then a thread an expert that is here. `here` of them, the first has the id `offset`.
+extern "C" __global__ void __launch_bounds__(1024)
+router_few(const float* __restrict__ logits, const float* __restrict__ bias, const unsigned* __restrict__ table,
+           const unsigned* __restrict__ ids, unsigned* __restrict__ chosen, float* __restrict__ weights,
+           int* __restrict__ groups, unsigned* __restrict__ inputs, unsigned* __restrict__ sources,
+           unsigned* __restrict__ places, unsigned tokens, unsigned experts, unsigned k, float scale, unsigned size,
+           unsigned most, unsigned offset, unsigned here) {
+    longwave::overlap();
+    __shared__ float scores[FEW * MOST];
+    __shared__ unsigned picked[FEW * 32];
+    // Pairs in the lower half, groups in the upper one: of a warp's experts, then of all before it.
+    __shared__ unsigned sums[MOST / 32];
+    const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32, pairs = tokens * k;
+    if (!table) {
+        for (unsigned i = thread; i < tokens * experts; i += 1024) {
+            scores[i] = score(logits[i]);
+        }
+        __syncthreads();
+    }
+    if (warp < tokens) {
+        const unsigned id = ids[warp];
+        const float* row = scores + warp * experts;
+        unsigned own = longwave::UNMAPPED;
+        float own_score = 0.f;
+        if (id != longwave::UNMAPPED && table) {
+            own = lane < k ? table[size_t(id) * k + lane] : own;
+            own_score = lane < k ? score(logits[size_t(warp) * experts + own]) : 0.f;
+        } else if (id != longwave::UNMAPPED) {
+            float keys[MOST / 32];
+            unsigned taken = 0;
+#pragma unroll
+            for (int i = 0; i < MOST / 32; i++) {
+                const unsigned e = i * 32 + lane;
+                keys[i] = e < experts ? key_of(row[e], bias[e]) : 0.f;
+                taken |= e < experts ? 0 : 1u << i;
+            }
+            own = best_experts(keys, taken, k, lane);
+            own_score = lane < k ? row[own] : 0.f;
+        }
+        const float weight = weight_of(own, own_score, k, scale);
+        if (lane < k) {
+            chosen[warp * k + lane] = picked[warp * k + lane] = own;
+            weights[warp * k + lane] = weight;
+        }
+    }
+    __syncthreads();
+    unsigned own = 0;
+    if (thread < here) {
+        for (unsigned p = 0; p < pairs; p++) {
+            own += picked[p] - offset == thread;
+        }
+    }
+    const unsigned own_groups = (own + size - 1) / size;
+    unsigned before = own | own_groups << 16;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const unsigned v = __shfl_up_sync(0xffffffffu, before, step);
+        before += lane >= step ? v : 0;
+    }
+    if (lane == 31 && warp < MOST / 32) {
+        sums[warp] = before;
+    }
+    __syncthreads();
+    unsigned all = 0, earlier = 0;
+#pragma unroll
+    for (unsigned w = 0; w < MOST / 32; w++) {
+        earlier += w < warp ? sums[w] : 0;
+        all += sums[w];
+    }
+    if (thread < MOST) {
+        const unsigned at = before + earlier - (own | own_groups << 16), first = at & 0xffff, first_group = at >> 16;
+        for (unsigned j = 0; j < own_groups; j++) {
+            int* group = groups + 3 * (first_group + j);
+            group[0] = static_cast<int>(thread);
+            group[1] = static_cast<int>(first + size * j);
+            group[2] = static_cast<int>(min(own - size * j, size));
+        }
+        unsigned place = first;
+        for (unsigned p = 0; own > 0 && p < pairs; p++) {
+            if (picked[p] - offset == thread) {
+                inputs[place] = p / k;
+                sources[place] = p;
+                places[p] = place++;
+            }
+        }
+    } else {
+        const unsigned other = thread - MOST;
+        for (unsigned p = other; p < pairs; p += 1024 - MOST) {
+            if (picked[p] - offset >= here) {
+                places[p] = longwave::UNMAPPED;
+            }
+        }
+        for (unsigned j = (all >> 16) + other; j < most; j += 1024 - MOST) {
+            groups[3 * j] = groups[3 * j + 1] = groups[3 * j + 2] = 0;
+        }
+        for (unsigned p = (all & 0xffff) + other; p < pairs; p += 1024 - MOST) {
+            inputs[p] = 0;
+            sources[p] = longwave::UNMAPPED;
+        }
     }
 }
 

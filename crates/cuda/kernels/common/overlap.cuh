@@ -1,5 +1,5 @@
 // Kernels may begin while the one before them in the stream ends (programmatic dependent launch). Every kernel calls overlap(),
-// or start_next() and then wait_before(), before it reads or writes what another kernel writes or reads: after the wait the
+// or start_next() and then wait_before(), or that alone, before it reads or writes what another kernel writes or reads: after the wait the
 // kernels before it are done and what they wrote is seen. A thread that leaves without waiting would let the kernel behind it
 // begin too early.
 #pragma once

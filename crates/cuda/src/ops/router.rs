@@ -8,6 +8,8 @@ use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream
 
 /// Rows of a group: what a block of the experts' product multiplies at once; for few tokens and for many.
 pub const GROUPS: [u32; 2] = [8, 64];
+/// Up to so many tokens one block does all of it.
+const ONE_BLOCK: u32 = 8;
 /// Up to so many tokens groups are small.
 const FEW: u32 = 32;
 const ALIGN: u64 = 256;
@@ -16,6 +18,7 @@ const ALIGN: u64 = 256;
 pub struct Router {
     choose: Kernel,
     group: Kernel,
+    few: Kernel,
 }
 
 /// How a layer chooses.
@@ -111,7 +114,8 @@ impl Router {
     /// Loads the kernels.
     pub fn new(context: &Context) -> Result<Router, DriverError> {
         let module = Module::load(context, "router")?;
-        Ok(Router { choose: module.kernel("router_choose", 0)?, group: module.kernel("router_group", 0)? })
+        let kernel = |name| module.kernel(name, 0);
+        Ok(Router { choose: kernel("router_choose")?, group: kernel("router_group")?, few: kernel("router_few")? })
     }
 
     /// Routes the tokens with ids at `ids` (`u32 [tokens]`, UNMAPPED for a padded one) by `logits` float
@@ -134,6 +138,14 @@ impl Router {
             Choosing::Scored(bias) => (bias, 0),
             Choosing::Hashed(table) => (0, table),
         };
+        if to.tokens <= ONE_BLOCK {
+            let pointers =
+                [logits, bias, table, ids, to.choices, to.weights, to.groups, to.inputs, to.sources, to.places];
+            let sizes = [to.tokens, to.experts, to.chosen].map(Argument::U32);
+            let group = [to.group(), to.most_groups(), to.first, to.here].map(Argument::U32);
+            let arguments = [&pointers.map(Argument::Pointer)[..], &sizes, &[scale.into()], &group].concat();
+            return stream.launch(&self.few, Grid::new(1, 1024), &arguments);
+        }
         let arguments = [
             Argument::Pointer(logits),
             Argument::Pointer(bias),

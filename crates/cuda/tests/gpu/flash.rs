@@ -17,7 +17,7 @@ fn decode(engine: &mut Engine<CudaBackend>, batch: usize, context: usize, seed: 
     let (sender, events) = mpsc::channel();
     let began = Instant::now();
     for i in 0..batch {
-        let token = |p: usize| ((p as u32 + 1) * (seed + 7919 * (i as u32 + 1))) % 129_000;
+        let token = |p: usize| ((p as u64 + 1) * (u64::from(seed) + 7919 * (i as u64 + 1)) % 129_000) as u32;
         let prompt: Vec<Token> = (0..context).map(token).collect();
         let sender = sender.clone();
         let request = Request { stop_tokens: Vec::new(), ..Request::greedy(prompt, STEPS) };

@@ -28,9 +28,19 @@ fn choices_are_those_of_the_cpu_and_groups_hold_every_pair_once() {
     let mut fresh = Fresh::new();
     let router = Router::new(&rig.context).unwrap();
     let (mut weights_seen, mut weights_other) = (0, 0);
-    for (tokens, experts, k) in
-        [(1usize, 8usize, 2usize), (37, 8, 2), (1, 256, 6), (5, 256, 6), (700, 256, 6), (513, 384, 6), (4100, 256, 6)]
-    {
+    for (tokens, experts, k) in [
+        (1usize, 8usize, 2usize),
+        (37, 8, 2),
+        (1, 256, 6),
+        (5, 256, 6),
+        (8, 256, 6),
+        (8, 512, 32),
+        (9, 256, 6),
+        (3, 384, 6),
+        (700, 256, 6),
+        (513, 384, 6),
+        (4100, 256, 6),
+    ] {
         for hashed in [false, true] {
             // Every fourth token has few different logits, so that choices are between equals; some are very large.
             let mut logits: Vec<f32> = fresh.floats(tokens * experts).iter().map(|v| 4.0 * v).collect();
