@@ -108,6 +108,31 @@ def check(name, good, detail=""):
     print(f"{'ok  ' if good else 'FAIL'} {name}" + (f": {detail}" if detail else ""), flush=True)
 
 
+def compared(program, tool):
+    """aiperf and `longwave bench serve` on the same server at the same time: their medians agree.
+
+    The scripted engine leaves the processors to the tools: on busy ones each would measure its own waiting."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = pathlib.Path(folder, "script.jsonl")
+        script.write_text(json.dumps({"match": "", "reply": " ".join(WORDS * 4), "delay_ms": 200, "token_delay_ms": 20}))
+        with Server(program, "--script", str(script)) as server:
+            fields = json.dumps({"thinking": {"type": "disabled"}, "ignore_eos": True})
+            theirs = [tool, "profile", "-m", MODEL, "--url", server.address, "--endpoint-type", "chat", "--streaming", "--tokenizer", str(TOKENIZER)]
+            theirs += ["--concurrency", "8", "--benchmark-duration", "20", "--prompt-input-tokens-mean", "116", "--prompt-output-tokens-mean", "32"]
+            theirs += ["--extra-inputs", fields, "--ui", "none", "--no-gpu-telemetry", "--use-server-token-count", "--artifact-dir", folder]
+            ours = [program, "bench", "serve", server.address, "--sessions", "8", "--duration", "30", "--input-len", "128", "--output-len", "32"]
+            ours += ["--extra-body", fields, "--json", "-"]
+            first = subprocess.Popen(theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            # It takes some seconds to begin.
+            time.sleep(8)
+            second = json.loads(subprocess.run(ours, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=300, check=True).stdout)
+            first.wait(timeout=600)
+        report = json.loads(pathlib.Path(folder, "profile_export_aiperf.json").read_text())
+    for theirs, ours in (("time_to_first_token", "median_ttft_ms"), ("inter_token_latency", "median_tpot_ms")):
+        a, b = report[theirs]["p50"], second[ours]
+        check(f"bench serve agrees with aiperf: {theirs}", abs(a - b) < 0.05 * a, f"{a:.2f} and {b:.2f} ms")
+
+
 def settled(server, name, began):
     check(f"{name}: the server is idle afterwards", server.idle())
     growth, size = server.growth(began)
@@ -298,6 +323,7 @@ def main():
         fill(server, args.sessions)
         if args.aiperf:
             aiperf(server, args.aiperf, args)
+            compared(args.longwave, args.aiperf)
         leavers(server, args)
         if args.benchy:
             benchy(server, args.benchy)

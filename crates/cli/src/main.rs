@@ -4,6 +4,7 @@
 
 mod argv;
 mod batch;
+mod bench;
 mod chat;
 mod doctor;
 mod inspect;
@@ -42,6 +43,8 @@ enum Command {
     Chat(Box<chat::Args>),
     /// Show that requests give the same tokens and logits however they are served.
     Prove(Box<prove::Args>),
+    /// Measure a running server, or an engine in this process.
+    Bench(bench::Args),
     /// Show the prompt of a request: text and token ids.
     Render(render::Args),
     /// Feed a model's output to the stream parser and show the message.
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Command::Batch(args) => batch::run(*args),
         Command::Chat(args) => chat::run(*args),
         Command::Prove(args) => prove::run(*args),
+        Command::Bench(args) => bench::run(args),
         Command::Render(args) => render::run(args),
         Command::Parse(args) => parse::run(args),
         Command::Kv(args) => kv::run(args),

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod batches;
+mod bench;
 mod broken;
 mod calculator;
 mod configs;

@@ -1,0 +1,108 @@
+//! `longwave bench`: loads on a server, points and throughput of the tiny model, what is refused.
+
+use serde_json::Value;
+
+use crate::program::{Server, printed, printed_json, refused, run};
+
+/// A server that answers at once, and its folder.
+fn scripted(line: &str) -> (tempfile::TempDir, Server) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("script.jsonl");
+    std::fs::write(&file, line).unwrap();
+    let server = Server::start(&["--script", file.to_str().unwrap()]);
+    (folder, server)
+}
+
+const REPLY: &str = r#"{"reply": "one two three four five six seven eight nine ten eleven twelve</s>"}"#;
+
+/// The arguments of a load without thoughts, whose instructions would make prompts long; `options` are split at spaces.
+fn load<'a>(server: &'a Server, options: &'a str) -> Vec<&'a str> {
+    let plain = ["--extra-body", r#"{"thinking": {"type": "disabled"}}"#];
+    ["bench", "serve", server.address()].into_iter().chain(options.split(' ')).chain(plain).collect()
+}
+
+#[test]
+fn a_closed_loop_reports_what_was_sent_and_what_came() {
+    let (folder, server) = scripted(REPLY);
+    let [numbers, plot] =
+        ["numbers.json", "plot.svg"].map(|name| folder.path().join(name).to_str().unwrap().to_owned());
+    let options = "--requests 30 --sessions 4 --input-len 64 --output-len 8 --goodput ttft:60000 --save-detailed";
+    let text = printed(&load(&server, &format!("{options} --json {numbers} --plot {plot}")));
+    for part in ["4 at once", "30 (100 %)", "time to first token"] {
+        assert!(text.contains(part), "{text}");
+    }
+    let json: Value = serde_json::from_str(&std::fs::read_to_string(&numbers).unwrap()).unwrap();
+    let number = |name: &str| json[name].as_f64().unwrap_or_else(|| panic!("{name}: {}", json[name]));
+    assert_eq!((number("completed"), number("failed"), number("max_concurrency")), (30.0, 0.0, 4.0));
+    assert_eq!(number("total_output_tokens"), 240.0);
+    // The server's own count, its frame included.
+    let prompt = number("total_input_tokens") / 30.0;
+    assert!((58.0..=70.0).contains(&prompt), "{prompt}");
+    assert_eq!((json["ttfts"].as_array().unwrap().len(), json["itls"].as_array().unwrap().len()), (30, 30));
+    assert!(number("median_e2el_ms") >= number("median_ttft_ms") && number("request_goodput") > 0.0);
+    assert!(number("max_concurrent_requests") <= 4.0);
+    let plot = std::fs::read_to_string(&plot).unwrap();
+    assert!(plot.starts_with("<svg") && plot.ends_with("</svg>\n") && !plot.contains("NaN"), "{plot}");
+}
+
+#[test]
+fn an_open_loop_ends_in_time_and_agents_find_their_prefix_again() {
+    let (_folder, server) = scripted(REPLY);
+    let options =
+        "--rate 50 --requests 10 --turns 3 --input-len 80 --system-len 300 --turn-len 40 --output-len 8 --json -";
+    let json = printed_json(&load(&server, options));
+    assert_eq!((&json["completed"], &json["request_rate"]), (&30.into(), &50.0.into()));
+    assert_eq!(json["max_concurrency"], Value::Null);
+    // The second and third turn hold what came before, and all hold the system text.
+    let share = json["total_cached_tokens"].as_f64().unwrap() / json["total_input_tokens"].as_f64().unwrap();
+    assert!(share > 0.6, "{json}");
+    let json = printed_json(&load(&server, "--duration 1 --sessions 2 --json -"));
+    assert!(json["completed"].as_u64().unwrap() > 2 && json["duration"].as_f64().unwrap() < 30.0, "{json}");
+}
+
+#[test]
+fn failures_are_counted_and_said_and_wrong_options_are_refused() {
+    let (_folder, server) =
+        scripted("{\"match\": \"nothing has this\", \"reply\": \"x\"}\n{\"error\": \"out of paper\"}");
+    let address = server.address();
+    refused(&["bench", "serve", address, "--requests", "3"], &["500", "out of paper"]);
+    refused(&["bench", "serve", address, "--model", "other"], &["404", "other", "not served"]);
+    refused(&["bench", "serve", "127.0.0.1:1"], &["cannot connect to 127.0.0.1:1"]);
+    refused(&["bench", "serve", "https://here"], &["TLS would be measured"]);
+    refused(&["bench", "serve", address, "--goodput", "speed:1"], &["--goodput speed:1", "ttft:500"]);
+    refused(
+        &["bench", "serve", address, "--extra-body", "{\"stream\": false}"],
+        &["--extra-body", "stream", "take it out"],
+    );
+    refused(&["bench", "serve", address, "--output-len", "0"], &["--output-len must be at least 1"]);
+    for wrong in [["--percentiles", "101"], ["--rate", "0"], ["--extra-body", "[]"], ["--range-ratio", "1"]] {
+        let run = run(&[&["bench", "serve", address][..], &wrong].concat());
+        assert_eq!(run.code, Some(2), "{wrong:?}: {}", run.err);
+        assert!(run.err.contains(wrong[0]), "{wrong:?}: {}", run.err);
+    }
+    let (_folder, server) = scripted(REPLY);
+    refused(&["bench", "serve", server.address(), "--input-len", "2"], &["--input-len 2 is shorter", "frame counts"]);
+}
+
+#[test]
+fn the_engine_is_measured_without_a_server() {
+    let cpu = ["--backend", "cpu", "--kv-cache-memory-bytes", "64M", "--max-num-seqs", "4", "--json"];
+    let json = printed_json(
+        &[&["bench", "latency", "--batch", "1,2", "--depth", "16,300", "--repeats", "2"][..], &cpu].concat(),
+    );
+    let points = json["points"].as_array().unwrap();
+    assert_eq!(points.len(), 4);
+    for point in points {
+        for name in ["median_ttft_ms", "input_throughput", "median_tpot_ms", "output_throughput", "avg_latency"] {
+            assert!(point[name].as_f64().unwrap() > 0.0, "{name} of {point}");
+        }
+        assert_eq!(point["latencies"].as_array().unwrap().len(), 2);
+    }
+    assert_eq!((&points[3]["batch_size"], &points[3]["input_len"]), (&2.into(), &300.into()));
+    let json = printed_json(
+        &[&["bench", "throughput", "--requests", "6", "--input-len", "40", "--output-len", "5"][..], &cpu].concat(),
+    );
+    assert_eq!((&json["num_requests"], &json["total_num_tokens"]), (&6.into(), &270.into()));
+    refused(&["bench", "latency", "--output-len", "1"], &["--output-len 1", "at least 2"]);
+    refused(&[&["bench", "throughput", "--input-len", "900K"][..], &cpu].concat(), &["--max-model-len"]);
+}
