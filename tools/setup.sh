@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What a fresh Debian machine lacks to build and test Longwave: a C compiler, curl, git, python3 with venv, Rust; with
-# `tests` also Node.js, for the JavaScript clients.
+# `tests` also Node.js, for the JavaScript clients, and Chromium, for the explorer.
 # Installs only what is missing; does nothing on a machine that has all of it.
 set -euo pipefail
 
@@ -11,6 +11,7 @@ command -v git >/dev/null || packages+=(git)
 python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3 python3-venv)
 if [ "${1:-}" = tests ]; then
     command -v npm >/dev/null || packages+=(nodejs npm)
+    command -v chromium >/dev/null || packages+=(chromium)
 fi
 if ((${#packages[@]} > 0)); then
     as_admin=(env DEBIAN_FRONTEND=noninteractive)

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: everything that must pass before a commit, in the order of what is cheap to know.
 //!
-//! Format, lints, a build of everything, a real OpenAI client against a server on the tiny model, then all tests; the
-//! runner's summary comes last. One profile (dev) is compiled. Needs python3 with venv and, the first time, a network:
+//! Format, lints, a build of everything, a real OpenAI client against a server on the tiny model, the explorer in a browser,
+//! then all tests; the runner's summary comes last. One profile (dev) is compiled. Needs python3 with venv and, the first time, a network:
 //! cargo-nextest and the client are installed when they are missing.
 
 use std::io::{BufRead, BufReader};
@@ -42,6 +42,8 @@ pub fn run(args: &[String]) -> Result<(), Failure> {
         clients(&python, &folder)?;
         // The package of V4's tokenizer is among the requirements; with it the tests compare real token ids.
         tests.env("LONGWAVE_V4_TOKENIZER", real_tokenizer(&python)?);
+        title("explorer");
+        explorer(&root().join("tests/explorer"))?;
     }
     title("tests");
     if output(cargo().args(["nextest", "--version"])).is_err() {
@@ -65,6 +67,16 @@ fn clients(python: &Path, folder: &Path) -> Result<(), Failure> {
     // Facts in 8K tokens of prose that the model itself writes first; seeds make every run the same.
     let needle = ["--tokens", "8192", "--questions", "4"];
     run_command(Command::new(python).arg(folder.join("needle.py")).arg(&base).args(needle))
+}
+
+/// The explorer in Chromium.
+fn explorer(folder: &Path) -> Result<(), Failure> {
+    if !folder.join("node_modules").exists() {
+        let options = ["ci", "--no-audit", "--no-fund", "--loglevel", "error"];
+        run_command(Command::new("npm").args(options).current_dir(folder))?;
+    }
+    let program = target_folder()?.join("debug/longwave");
+    run_command(Command::new("node").arg(folder.join("run.mjs")).arg(program))
 }
 
 /// Path of the real tokenizer.json inside the installed package.

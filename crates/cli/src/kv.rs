@@ -1,14 +1,15 @@
 //! `longwave kv`: where the bytes of a cache go, with the arithmetic spelled out.
 //!
-//! Prints what `longwave_model::memory` counts and adds nothing to it. Refuses a context above the model's own.
+//! Prints what `longwave_model::memory` counts and adds nothing to it; the explorer shows the same JSON. Refuses a context
+//! above the model's own.
 
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use longwave_model::memory::{Memory, Payload};
+use longwave_model::memory::{Fit, Memory, Payload};
 use longwave_model::{CacheFormats, IndexFormat, MainFormat};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::units::{grouped, show_short};
 use crate::{load, output, source, units};
@@ -30,33 +31,103 @@ pub struct Args {
     /// Requests of that context at once.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     users: u64,
+    /// Memory of one GPU, for example 141G: says how many such requests fit.
+    #[arg(long, value_name = "SIZE", value_parser = units::bytes)]
+    gpu_memory: Option<u64>,
+    /// GPUs of that size.
+    #[arg(long, default_value_t = 1, requires = "gpu_memory", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    gpus: u32,
+    /// Percent of a GPU that scratch and the driver keep.
+    #[arg(long, default_value_t = 10, requires = "gpu_memory", value_parser = clap::value_parser!(u32).range(0..=99))]
+    keep_percent: u32,
     /// Print the numbers as JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// Counts and prints.
-pub fn run(args: Args) -> Result<()> {
-    let (source, config) = source::find(args.model.as_deref())?;
+/// What is counted; `longwave explore` and the server's explorer count through it as well.
+pub struct Wanted<'a> {
+    /// As [`source::find`] takes it.
+    pub model: Option<&'a Path>,
+    /// Positions; the model's largest context when `None`.
+    pub context: Option<u32>,
+    /// Formats of the cache.
+    pub formats: CacheFormats,
+    /// Requests at once.
+    pub users: u64,
+    /// GPUs, bytes of one and percent of it that are kept, to say how many requests fit.
+    pub gpus: Option<(u32, u64, u32)>,
+}
+
+/// Counts; with the model's name and description.
+pub fn count(wanted: &Wanted) -> Result<(String, String, Memory)> {
+    let (source, config) = source::find(wanted.model)?;
     let most = config.max_position_embeddings;
-    let context = args.context.unwrap_or(most);
+    let context = wanted.context.unwrap_or(most);
     if context == 0 || context > most {
         bail!("--context {context} must be between 1 and {most}, the model's context");
     }
-    let memory = Memory::of(&config, CacheFormats { main: args.cache, index: args.index }, context);
-    if args.json {
-        let mut out = json!({"model": source.name(), "describes": config.describe()});
-        if let (Some(out), serde_json::Value::Object(fields)) = (out.as_object_mut(), serde_json::to_value(&memory)?) {
-            out.extend(fields);
-            out.insert("users".into(), users_json(&memory, args.users));
-        }
-        output::json(&out)
-    } else {
-        output::text(&text(&config.describe(), &memory, args.users))
-    }
+    Ok((source.name(), config.describe(), Memory::of(&config, wanted.formats, context)))
 }
 
-fn users_json(memory: &Memory, users: u64) -> serde_json::Value {
+/// The numbers as JSON.
+pub fn json(wanted: &Wanted) -> Result<Value> {
+    let (name, describes, memory) = count(wanted)?;
+    json_of(wanted, &name, &describes, &memory)
+}
+
+/// What was counted as JSON.
+pub fn json_of(wanted: &Wanted, name: &str, describes: &str, memory: &Memory) -> Result<Value> {
+    let mut out = json!({"model": name, "describes": describes});
+    if let (Some(out), Value::Object(fields)) = (out.as_object_mut(), serde_json::to_value(memory)?) {
+        out.extend(fields);
+        out.insert("users".into(), users_json(memory, wanted.users));
+        if let Some((gpus, bytes, kept)) = wanted.gpus {
+            out.insert("fit".into(), serde_json::to_value(memory.fit(gpus, bytes, kept))?);
+        }
+    }
+    Ok(out)
+}
+
+/// Counts and prints.
+pub fn run(args: Args) -> Result<()> {
+    let wanted = Wanted {
+        model: args.model.as_deref(),
+        context: args.context,
+        formats: CacheFormats { main: args.cache, index: args.index },
+        users: args.users,
+        gpus: args.gpu_memory.map(|bytes| (args.gpus, bytes, args.keep_percent)),
+    };
+    if args.json {
+        return output::json(&json(&wanted)?);
+    }
+    let (_, describes, memory) = count(&wanted)?;
+    let mut out = text(&describes, &memory, args.users);
+    if let Some((gpus, bytes, kept)) = wanted.gpus {
+        fit_text(&mut out, &memory, &memory.fit(gpus, bytes, kept));
+    }
+    output::text(&out)
+}
+
+fn fit_text(out: &mut String, memory: &Memory, fit: &Fit) {
+    let short = |bytes: u64| show_short(bytes).to_string();
+    line(
+        out,
+        format_args!(
+            "\n{} x {}: {} kept, {} of weights, {} for the cache of each\n  {} requests of {} tokens on each, {} in all",
+            fit.gpus,
+            short(fit.gpu_bytes),
+            short(fit.kept_bytes),
+            short(fit.weights_bytes),
+            short(fit.cache_bytes),
+            grouped(fit.requests_per_gpu),
+            grouped(memory.context.into()),
+            grouped(fit.requests)
+        ),
+    );
+}
+
+fn users_json(memory: &Memory, users: u64) -> Value {
     json!({
         "count": users,
         "payload_bytes": memory.payload.total_bytes * users,

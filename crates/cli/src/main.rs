@@ -7,6 +7,7 @@ mod batch;
 mod bench;
 mod chat;
 mod doctor;
+mod explore;
 mod inspect;
 mod kv;
 mod libraries;
@@ -51,6 +52,8 @@ enum Command {
     Parse(parse::Args),
     /// Memory calculator: where the bytes of the cache go.
     Kv(kv::Args),
+    /// Show in a browser how V4's attention works and what its cache takes.
+    Explore(explore::Args),
     /// Show a checkpoint: configuration, layers, tensors, totals.
     Inspect(inspect::Args),
     /// Show what this machine offers and what is missing.
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Command::Render(args) => render::run(args),
         Command::Parse(args) => parse::run(args),
         Command::Kv(args) => kv::run(args),
+        Command::Explore(args) => explore::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Doctor(args) => doctor::run(args),
     });

@@ -19,7 +19,7 @@ use tokio::runtime::Runtime;
 
 use crate::load::{self, ModelArgs};
 use crate::tiers::{self, TierArgs};
-use crate::{script, units};
+use crate::{explore, script, units};
 
 /// Arguments of `longwave serve`.
 #[derive(clap::Args)]
@@ -180,7 +180,9 @@ pub fn run(args: Args) -> Result<()> {
         let engine = script::engine(file, tokenizer.clone(), context)?;
         options.served_model_names =
             if args.served_model_name.is_empty() { vec![load::name(&args.model)] } else { args.served_model_name };
-        return serve(&runtime, listener, App::new(options, engine, tokenizer), batches, started);
+        let explorer = explore::explorer(None);
+        let app = App::new(options, engine, tokenizer).with_explorer(explorer);
+        return serve(&runtime, listener, app, batches, started);
     }
     let model = load::open(&args.model, tiers.clone())?;
     tracing::info!("{}", model.summary);
@@ -199,7 +201,8 @@ pub fn run(args: Args) -> Result<()> {
     if let Some(line) = tiers::describe(&tiers, &status.tiers) {
         tracing::info!("{line}");
     }
-    let app = App::new(options, api, model.tokenizer);
+    let explorer = explore::explorer(Some((model.name.clone(), args.model.model.clone())));
+    let app = App::new(options, api, model.tokenizer).with_explorer(explorer);
     serve(&runtime, listener, app, batches, started)?;
     model.engine.shutdown();
     if let Some(fault) = model.engine.status().tiers.disk_fault {

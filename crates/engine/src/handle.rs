@@ -16,7 +16,15 @@ use crate::phases::StepTotals;
 use crate::request::{Event, EventSink, FinishReason, Request, RequestId, SubmitError};
 use crate::step::{Backend, Limits};
 use crate::tier::DirectoryError;
+use crate::view::{Look, StepView};
 use crate::watchdog::Watchdog;
+
+/// Looks that may wait; one more is dropped.
+const LOOKERS: usize = 64;
+/// Steps that a view remembers.
+const STEPS_SEEN: usize = 256;
+/// Steps are remembered for so long after the last look.
+const WATCHED: Duration = Duration::from_secs(10);
 
 /// A handle to a running engine. Clones are equal; when the last one is dropped the engine shuts down.
 #[derive(Clone)]
@@ -37,12 +45,20 @@ struct Intake {
     submissions: VecDeque<Submission>,
     /// Each at most once, and emptied before every step.
     cancels: BTreeSet<RequestId>,
+    /// Who looks, at most [`LOOKERS`]; answered before the next step.
+    looks: Vec<Look>,
     /// Requests that wait inside the engine, those just taken over included.
     waiting: usize,
     next_id: u64,
     shutdown: bool,
     /// Why nothing is taken in any more.
     stopped: Option<String>,
+}
+
+impl Intake {
+    fn has_nothing(&self) -> bool {
+        self.submissions.is_empty() && self.cancels.is_empty() && self.looks.is_empty() && !self.shutdown
+    }
 }
 
 struct Shared {
@@ -132,6 +148,17 @@ impl EngineHandle {
         Status { waiting, stalled: shared.watchdog.is_stalled(), ..status }
     }
 
+    /// Hands a view of everything to `look` before the next step, also when nothing runs. It is dropped uncalled when the
+    /// engine has stopped or too many look. Costs nothing when nobody does.
+    pub fn look(&self, look: Look) {
+        let shared = &self.owner.shared;
+        let mut intake = lock(&shared.intake);
+        if intake.stopped.is_none() && intake.looks.len() < LOOKERS {
+            intake.looks.push(look);
+            shared.wake.notify_one();
+        }
+    }
+
     /// Most tokens that a prompt of `prompt` tokens can be answered with: the context and the pools bound it.
     pub fn most_tokens(&self, prompt: u32) -> u32 {
         let shared = &self.owner.shared;
@@ -200,6 +227,7 @@ fn run<B: Backend>(mut engine: Engine<B>, shared: &Shared) {
         let mut intake = lock(&shared.intake);
         intake.stopped = Some(why.clone());
         intake.cancels.clear();
+        intake.looks.clear();
         taken.append(&mut intake.submissions);
     }
     for Submission { request, mut sink, .. } in taken {
@@ -217,13 +245,14 @@ fn run<B: Backend>(mut engine: Engine<B>, shared: &Shared) {
 /// are not in the engine yet, out here so that a panic does not lose them.
 fn drive<B: Backend>(engine: &mut Engine<B>, shared: &Shared, taken: &mut VecDeque<Submission>) -> String {
     let mut cancels = BTreeSet::new();
+    let (mut looks, mut watched) = (Vec::new(), Watched::default());
     let mut idle = false;
     let (mut last_step, mut step_totals, mut computed) = (Duration::ZERO, StepTotals::default(), (0, 0));
     loop {
         {
             let mut intake = lock(&shared.intake);
             shared.watchdog.set_busy(!idle || intake.waiting + intake.submissions.len() > 0);
-            while idle && intake.submissions.is_empty() && intake.cancels.is_empty() && !intake.shutdown {
+            while idle && intake.has_nothing() {
                 intake = shared.wake.wait(intake).unwrap_or_else(PoisonError::into_inner);
             }
             if intake.shutdown {
@@ -232,6 +261,7 @@ fn drive<B: Backend>(engine: &mut Engine<B>, shared: &Shared, taken: &mut VecDeq
             } else {
                 std::mem::swap(taken, &mut intake.submissions);
                 std::mem::swap(&mut cancels, &mut intake.cancels);
+                std::mem::swap(&mut looks, &mut intake.looks);
                 intake.waiting += taken.len();
             }
         }
@@ -254,7 +284,46 @@ fn drive<B: Backend>(engine: &mut Engine<B>, shared: &Shared, taken: &mut VecDeq
         if !idle {
             (last_step, computed) = (started.elapsed(), (status.prompt_tokens, status.output_tokens));
             step_totals.add(computed.0 - before.0, computed.1 - before.1, last_step);
+            watched.add(&status, (computed.0 - before.0, computed.1 - before.1), last_step);
         }
-        shared.publish(Status { last_step, step_totals, ..status });
+        let status = Status { last_step, step_totals, ..status };
+        if !looks.is_empty() {
+            watched.begin();
+            for look in looks.drain(..) {
+                look(engine.view(status.clone(), watched.steps.iter().copied().collect()));
+            }
+        }
+        shared.publish(status);
+    }
+}
+
+/// The last steps, while somebody looks.
+#[derive(Default)]
+struct Watched {
+    last_look: Option<Instant>,
+    steps: VecDeque<StepView>,
+}
+
+impl Watched {
+    fn begin(&mut self) {
+        self.last_look = Some(Instant::now());
+    }
+
+    fn add(&mut self, status: &Status, (prompt, output): (u64, u64), time: Duration) {
+        let Some(last_look) = self.last_look else { return };
+        if last_look.elapsed() > WATCHED {
+            *self = Watched::default();
+            return;
+        }
+        if self.steps.len() == STEPS_SEEN {
+            self.steps.pop_front();
+        }
+        self.steps.push_back(StepView {
+            number: status.steps,
+            wall_us: u32::try_from(time.as_micros()).unwrap_or(u32::MAX),
+            prompt_tokens: prompt as u32,
+            output_tokens: output as u32,
+            running: status.running,
+        });
     }
 }

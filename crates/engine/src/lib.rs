@@ -19,6 +19,7 @@ pub mod step;
 pub mod step_check;
 pub mod tables;
 pub mod tier;
+pub mod view;
 
 mod admission;
 mod blocks;

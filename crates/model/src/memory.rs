@@ -138,6 +138,34 @@ pub struct V32Stack {
     pub times_larger: f64,
 }
 
+/// Payload of one main layer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LayerLine {
+    /// `window`, `c4` or `c128`.
+    pub kind: &'static str,
+    /// Bytes of each kind of cache, in the order of [`Payload::caches`].
+    pub bytes: [u64; 4],
+}
+
+/// How many requests of one context a set of equal GPUs holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Fit {
+    /// GPUs.
+    pub gpus: u32,
+    /// Bytes of one GPU.
+    pub gpu_bytes: u64,
+    /// Bytes of one GPU that are left to scratch and the driver.
+    pub kept_bytes: u64,
+    /// Bytes of weights on one GPU: an even share.
+    pub weights_bytes: u64,
+    /// Bytes of one GPU for the cache; 0 when the weights do not fit.
+    pub cache_bytes: u64,
+    /// Requests on one GPU, each with its whole cache there.
+    pub requests_per_gpu: u64,
+    /// Requests on all.
+    pub requests: u64,
+}
+
 /// The weights that go with the cache.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Weights {
@@ -156,6 +184,8 @@ pub struct Memory {
     pub formats: CacheFormats,
     /// As published.
     pub payload: Payload,
+    /// The same by main layer, first to last.
+    pub layers: Vec<LayerLine>,
     /// As the pools count.
     pub allocated: Allocated,
     /// For comparison.
@@ -174,11 +204,33 @@ impl Memory {
             context,
             formats,
             allocated: allocated(config, &CacheLayout::new(config, formats), context),
+            layers: layers(config, &payload),
             payload,
             v32,
             weights: Weights { bytes, tensors },
         }
     }
+
+    /// How many requests of this context fit: weights are spread evenly over the GPUs, a request's cache lies on one of
+    /// them, and `kept_percent` of each GPU (at most 100) is kept for scratch and the driver.
+    pub fn fit(&self, gpus: u32, gpu_bytes: u64, kept_percent: u32) -> Fit {
+        let kept_bytes = (u128::from(gpu_bytes) * u128::from(kept_percent.min(100)) / 100) as u64;
+        let weights_bytes = self.weights.bytes.div_ceil(u64::from(gpus.max(1)));
+        let cache_bytes = gpu_bytes.saturating_sub(kept_bytes).saturating_sub(weights_bytes);
+        let requests_per_gpu = cache_bytes / self.allocated.total_bytes_with_drafts.max(1);
+        let requests = requests_per_gpu * u64::from(gpus);
+        Fit { gpus, gpu_bytes, kept_bytes, weights_bytes, cache_bytes, requests_per_gpu, requests }
+    }
+}
+
+fn layers(config: &ModelConfig, payload: &Payload) -> Vec<LayerLine> {
+    let [main, index, c128, window] = [0, 1, 2, 3].map(|cache: usize| payload.caches[cache].layer_bytes);
+    let line = |layer: usize| match config.layers[layer] {
+        LayerKind::Window => LayerLine { kind: "window", bytes: [0, 0, 0, window] },
+        LayerKind::C4 => LayerLine { kind: "c4", bytes: [main, index, 0, window] },
+        LayerKind::C128 => LayerLine { kind: "c128", bytes: [0, 0, c128, window] },
+    };
+    (0..config.num_hidden_layers).map(line).collect()
 }
 
 fn payload(config: &ModelConfig, formats: CacheFormats, context: u32) -> Payload {
@@ -310,6 +362,30 @@ mod tests {
         assert_eq!(mib(m.v32.total_bytes) / 1024.0, 83.875);
         assert_eq!(format!("{:.1}", m.v32.times_larger), "8.7");
         assert_eq!(m.weights, Weights { bytes: 864_704_792_696, tensors: 145_116 });
+    }
+
+    #[test]
+    fn layers_add_up_to_the_payload() {
+        for (config, context, formats, ..) in TABLE {
+            let m = Memory::of(&config(), formats, context);
+            assert_eq!(m.layers.len(), config().num_hidden_layers);
+            for (cache, line) in m.payload.caches.iter().enumerate() {
+                assert_eq!(m.layers.iter().map(|layer| layer.bytes[cache]).sum::<u64>(), line.total_bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn gpus_hold_what_weights_leave() {
+        let m = Memory::of(&presets::flash(), FP4, M1);
+        let fit = m.fit(2, 141 << 30, 10);
+        assert_eq!(fit.weights_bytes, m.weights.bytes.div_ceil(2));
+        assert_eq!(fit.cache_bytes, (141 << 30) - fit.kept_bytes - fit.weights_bytes);
+        assert!(fit.requests_per_gpu * m.allocated.total_bytes_with_drafts <= fit.cache_bytes);
+        assert!((fit.requests_per_gpu + 1) * m.allocated.total_bytes_with_drafts > fit.cache_bytes);
+        assert_eq!(fit.requests, 2 * fit.requests_per_gpu);
+        // Weights that do not fit leave nothing.
+        assert_eq!((m.fit(1, 141 << 30, 10).cache_bytes, m.fit(1, 141 << 30, 10).requests), (0, 0));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use longwave_engine::Status;
 use longwave_engine::handle::EngineHandle;
 use longwave_engine::request::{Event, EventSink, Request, RequestId, SubmitError};
 use longwave_engine::step::Limits;
+use longwave_engine::view::Look;
 use tokio::sync::mpsc;
 
 use crate::caller::Caller;
@@ -31,18 +32,22 @@ pub struct EngineApi {
     pub most_tokens: Arc<dyn Fn(u32) -> u32 + Send + Sync>,
     /// What it is doing; asked at every call.
     pub status: Arc<dyn Fn() -> Status + Send + Sync>,
+    /// Shows everything to a looker, soon; drops it when there is nothing to show.
+    pub look: Arc<dyn Fn(Look) + Send + Sync>,
 }
 
 impl EngineApi {
     /// An engine in this process.
     pub fn of(engine: &EngineHandle) -> EngineApi {
         let (submit, cancel, status, most) = (engine.clone(), engine.clone(), engine.clone(), engine.clone());
+        let look = engine.clone();
         EngineApi {
             submit: Arc::new(move |request, sink| submit.submit(request, sink)),
             cancel: Arc::new(move |id| cancel.cancel(id)),
             limits: engine.limits().clone(),
             most_tokens: Arc::new(move |prompt| most.most_tokens(prompt)),
             status: Arc::new(move || status.status()),
+            look: Arc::new(move |looker| look.look(looker)),
         }
     }
 }

@@ -40,6 +40,14 @@ impl PrefixLog {
     }
 }
 
+impl PrefixLog {
+    /// The last reports, newest first.
+    pub(crate) fn newest(&self, count: usize) -> Vec<Value> {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.iter().rev().take(count).cloned().collect()
+    }
+}
+
 /// A report as JSON.
 pub(crate) fn json(report: &PrefixReport) -> Value {
     let pool = match report.ended_by {

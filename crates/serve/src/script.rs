@@ -97,6 +97,7 @@ pub fn scripted(lines: Vec<ScriptLine>, tokenizer: Arc<Tokenizer>, context: u32)
         cancel: Arc::new(move |id| cancel.cancel(id)),
         limits,
         most_tokens: Arc::new(move |prompt| context.saturating_sub(prompt)),
+        look: Arc::new(drop),
         status: Arc::new(move || Status { running: lock(&status.running).len() as u32, ..idle.clone() }),
     }
 }

@@ -18,8 +18,10 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::batch::{self, Batches};
 use crate::errors::ApiError;
+use crate::explore::{self, Explorer};
 use crate::follow::Follow;
 use crate::generation::EngineApi;
+use crate::live::Pages;
 use crate::metrics::{Metrics, log_line};
 use crate::options::ServerOptions;
 use crate::prefix::PrefixLog;
@@ -79,6 +81,10 @@ pub struct App {
     pub(crate) gate: Gate,
     /// Files and batches, where they are kept.
     pub(crate) batches: Option<Arc<Batches>>,
+    /// Pages that look at the engine.
+    pub(crate) pages: Pages,
+    /// What the explorer counts; without it there is no explorer.
+    pub(crate) explorer: Option<Arc<Explorer>>,
 }
 
 impl App {
@@ -102,6 +108,8 @@ impl App {
             responses: ResponseStore::default(),
             replays: Replays::default(),
             batches: None,
+            pages: Pages::default(),
+            explorer: None,
         }
     }
 }
@@ -110,6 +118,12 @@ impl App {
     /// Turns files and batches on.
     pub fn with_batches(mut self, batches: Batches) -> App {
         self.batches = Some(Arc::new(batches));
+        self
+    }
+
+    /// Turns the explorer on.
+    pub fn with_explorer(mut self, explorer: Explorer) -> App {
+        self.explorer = Some(Arc::new(explorer));
         self
     }
 
@@ -163,6 +177,7 @@ pub(crate) fn routes(app: &Arc<App>) -> Router<Arc<App>> {
         .route("/version", get(health::version))
         .merge(batch::file_routes(app))
         .merge(batch::batch_routes())
+        .merge(explore::server_routes(app))
         .fallback(|uri: Uri| async move { security::refusal(uri.path(), ApiError::not_found(uri.path())) })
         .method_not_allowed_fallback(|method: Method, uri: Uri| async move {
             security::refusal(uri.path(), ApiError::wrong_method(method.as_str(), uri.path()))

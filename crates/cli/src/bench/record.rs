@@ -1,4 +1,5 @@
 //! One request as its client saw it. Times are seconds, from the moment when the request was sent.
+//! Assumes that somebody else decides whether it counts: a failed one holds why, and no latency.
 
 /// What became of a request.
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -17,4 +17,5 @@ mod replay;
 mod requests;
 mod simulation;
 mod tiers;
+mod view;
 mod world;

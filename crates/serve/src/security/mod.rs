@@ -24,6 +24,7 @@ use tower_http::timeout::{TimeoutBody, TimeoutError};
 use crate::body_guard;
 use crate::caller::Caller;
 use crate::errors::{AnthropicError, ApiError};
+use crate::explore;
 use crate::server::App;
 use limits::{Limits, Over};
 
@@ -121,7 +122,7 @@ fn admit(app: &App, path: &str, request: Request) -> Result<(Request, Option<lim
         return Err(ApiError::head_too_large(head_bytes, options.max_header_bytes));
     }
     let mut request = request.map(|body| Body::new(TimeoutBody::new(options.body_timeout, body)));
-    if OPEN.contains(&path) {
+    if OPEN.contains(&path) || explore::is_open(path) {
         return Ok((request, None));
     }
     let (number, tenant) = match options.keys.find(request.headers()) {

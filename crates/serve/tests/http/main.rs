@@ -11,6 +11,7 @@ mod scripted;
 mod answers;
 mod completions;
 mod errors;
+mod explore;
 mod lifecycle;
 mod messages;
 mod metrics;

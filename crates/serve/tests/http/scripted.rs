@@ -110,7 +110,8 @@ impl Server {
         change(&mut options);
         let listener = longwave_serve::bind(&options).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let app = Arc::new(complete(App::new(options, engine, tokenizer.clone())));
+        let app =
+            Arc::new(complete(App::new(options, engine, tokenizer.clone()).with_explorer(crate::explore::explorer())));
         let (shutdown, stopped) = tokio::sync::oneshot::channel();
         let task = tokio::spawn(async move {
             let stop = async move { drop(stopped.await) };
@@ -175,6 +176,7 @@ fn engine(script: Script, context: u32, vocab: u32, seen: Arc<Seen>) -> EngineAp
         cancel: Arc::new(cancel),
         limits,
         most_tokens: Arc::new(most_tokens),
+        look: Arc::new(drop),
         status: Arc::new(status),
     }
 }

@@ -1,0 +1,94 @@
+// The live view beside an engine that works: what it shows, that it asks for a key where one is needed, and that ten
+// thousand units are drawn fast enough.
+
+import { axe, check, page, program, same, shoot } from "./tools.mjs";
+
+const FRAMES_PER_S = 30;
+const UNITS = 10_000;
+
+async function ask(address, text, tokens) {
+  const body = { messages: [{ role: "user", content: text }], max_tokens: tokens, ignore_eos: true, thinking: { type: "disabled" } };
+  const answer = await fetch(`${address}/v1/chat/completions`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+  return (await answer.json()).usage;
+}
+
+export async function live(browser, address, binary, shots) {
+  const url = `${address}/explore/#live`;
+  const say = (what) => `live: ${what}`;
+  const { page: opened, faults, close } = await page(browser, url);
+  const long = "the river and the house ".repeat(120);
+  await opened.waitForFunction(() => document.getElementById("live-said").textContent === "");
+  const asked = [ask(address, long, 400), ask(address, `${long} again`, 400)];
+  await opened.waitForFunction(() => [...document.querySelectorAll("#live-requests td")].some((cell) => cell.textContent === "decode"));
+  check(say("a request is seen as it decodes"), true);
+  check(say("its units are counted"), await opened.$$eval("#live-requests tbody tr", (rows) => rows.some((row) => /[1-9]/.test(row.lastChild.textContent))));
+  if (shots) await opened.screenshot({ path: `${shots}/live-busy.png`, fullPage: true });
+  const usage = await Promise.all(asked);
+  await opened.waitForFunction(() => document.querySelector("#live-requests tbody").textContent.includes("Nothing runs"));
+  const [prompt] = usage.map((one) => one.prompt_tokens);
+  const shown = (await opened.textContent("#live-reports tbody")).replaceAll(",", "");
+  check(say("its prompt and what was reused of it are told"), shown.includes(String(prompt)), shown);
+  check(say("the tree holds its blocks"), (await opened.textContent(".tree")).includes("tokens 0 to"));
+  check(say("pools are described for those who do not see"), /units used/.test(await opened.textContent(".what .number"))
+    && /free/.test(await opened.getAttribute("canvas[aria-label*='large pool']", "aria-label")));
+  same(say("axe finds nothing serious"), await axe(opened), []);
+  same(say("no error, nothing leaves the origin"), faults, []);
+
+  // Made-up views of ten thousand units that change ten times a second, for three seconds.
+  const measured = await opened.evaluate(async ([units]) => {
+    const { board } = await import("./live.js");
+    location.hash = "#memory";
+    await new Promise((resolve) => setTimeout(resolve, 300));
+    const { element, show } = board();
+    document.getElementById("view").replaceChildren(element);
+    const view = (turn) => {
+      const runs = [];
+      for (let at = 0; at < units; at += 4) runs.push((at / 4 + turn) % 6, 4);
+      const pool = (name) => ({ name, total: units, runs });
+      const list = (count, make) => Array.from({ length: count }, (_, index) => make(index));
+      return { running: 32, waiting: 3, seats: 32, steps: turn, prompt_tokens: turn * 90, output_tokens: turn * 32, preempted: 0, stalled: false,
+        drafts_proposed: [9, 8, 7, 0], drafts_accepted: [8, 5, 2, 0], prefix: { queries: 1, query_tokens: 9, hits: 1, hit_tokens: 4, blocks: 2, checkpoints: 1, evicted_blocks: 0 },
+        pools: [pool("large"), { name: "middle", total: 500, runs: [1, 500] }], step_list: list(4, (index) => [turn * 4 + index, 4000 + index * 900, index, 32, 32]),
+        requests: list(32, (id) => ({ id, phase: "decode", prompt: 4096, cached: 2048, committed: 4100 + turn, output: turn, most: 900, units: [20, 16, 16], priority: 0 })),
+        tree: list(60, (id) => ({ id, parent: id % 3 ? id - 1 : null, depth: id % 3, blocks: 1, checkpoints: 1, uses: 2, held: true, idle: 0 })), tree_hidden: 0,
+        reports: list(24, () => ({ prompt_tokens: 4096, cached_tokens: 2048, ended_by: "diverged" })) };
+    };
+    let [frames, turn, next] = [0, 0, 0];
+    const began = performance.now();
+    await new Promise((resolve) => {
+      const frame = (now) => {
+        frames += 1;
+        if (now >= next) {
+          show(view(turn++));
+          next = now + 100;
+        }
+        if (now - began > 3000) resolve();
+        else requestAnimationFrame(frame);
+      };
+      requestAnimationFrame(frame);
+    });
+    return { frames: (frames * 1000) / (performance.now() - began), turns: turn };
+  }, [UNITS]);
+  check(say(`${UNITS} units are drawn at more than ${FRAMES_PER_S} frames/s`), measured.frames > FRAMES_PER_S, measured);
+  console.log(`     ${measured.frames.toFixed(0)} frames/s, ${measured.turns} views`);
+  await close();
+
+  const phone = await page(browser, url, { viewport: { width: 360, height: 740 } });
+  await phone.page.waitForFunction(() => document.getElementById("live-said").textContent === "");
+  same(say("a phone does not scroll sideways"), await phone.page.evaluate(() => document.documentElement.scrollWidth), 360);
+  await phone.close();
+  await shoot(browser, url, "live", shots, (shot) => shot.waitForFunction(() => document.querySelectorAll(".tree li").length > 0));
+
+  const locked = await program(binary, ["serve", "--port", "0", "--kv-cache-memory-bytes", "64M", "--api-key", "secret"], /ready on (\S+)/);
+  try {
+    const asks = await page(browser, `${locked.address}/explore/#live`);
+    await asks.page.waitForSelector("#live-key:visible");
+    await asks.page.fill("#live-key", "secret");
+    await asks.page.click("text=Look");
+    await asks.page.waitForSelector("#live-facts dd");
+    check(say("a server with keys asks for one"), true);
+    await asks.close();
+  } finally {
+    locked.end();
+  }
+}
