@@ -4,7 +4,7 @@
 //! a model in this process and leave HTTP out. Numbers have the names of vLLM's bench where it has them. Refuses what it
 //! could not measure before anything is sent or loaded.
 
-mod connection;
+pub mod connection;
 mod engine;
 mod load;
 mod percentiles;

@@ -20,6 +20,7 @@ mod script;
 mod serve;
 mod source;
 mod tiers;
+mod top;
 mod units;
 
 use std::process::ExitCode;
@@ -46,6 +47,8 @@ enum Command {
     Prove(Box<prove::Args>),
     /// Measure a running server, or an engine in this process.
     Bench(bench::Args),
+    /// Watch a running server in the terminal.
+    Top(top::Args),
     /// Show the prompt of a request: text and token ids.
     Render(render::Args),
     /// Feed a model's output to the stream parser and show the message.
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => chat::run(*args),
         Command::Prove(args) => prove::run(*args),
         Command::Bench(args) => bench::run(args),
+        Command::Top(args) => top::run(args),
         Command::Render(args) => render::run(args),
         Command::Parse(args) => parse::run(args),
         Command::Kv(args) => kv::run(args),

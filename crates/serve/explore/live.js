@@ -62,8 +62,8 @@ export function board() {
     facts.replaceChildren(
       fact("Running", `${view.running}`, `of ${view.seats} seats`),
       fact("Waiting", `${view.waiting}`, view.stalled ? "no step completes" : `${grouped(view.preempted)} gave up their seats`),
-      fact("Answers", `${rates.output.toFixed(0)} tokens/s`, `${grouped(view.output_tokens)} in all`),
-      fact("Prompts", `${rates.prompt.toFixed(0)} tokens/s`, `${grouped(view.prompt_tokens)} computed`),
+      fact("Answers, tokens/s", rates.output.toFixed(0), `${grouped(view.output_tokens)} in all`),
+      fact("Prompts, tokens/s", rates.prompt.toFixed(0), `${grouped(view.prompt_tokens)} computed`),
       fact("Last step", kept.length ? `${(kept.at(-1)[1] / 1000).toFixed(1)} ms` : "none", `number ${grouped(view.steps)}`),
       fact("From the cache", prefix.query_tokens ? `${((100 * prefix.hit_tokens) / prefix.query_tokens).toFixed(0)} %` : "0 %",
         `${grouped(prefix.hit_tokens)} of ${grouped(prefix.query_tokens)} prompt tokens`));

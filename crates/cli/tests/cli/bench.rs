@@ -106,3 +106,19 @@ fn the_engine_is_measured_without_a_server() {
     refused(&["bench", "latency", "--output-len", "1"], &["--output-len 1", "at least 2"]);
     refused(&[&["bench", "throughput", "--input-len", "900K"][..], &cpu].concat(), &["--max-model-len"]);
 }
+
+#[test]
+fn top_shows_a_server_and_says_why_it_cannot() {
+    let server = Server::start::<&str>(&[]);
+    printed(&load(&server, "--requests 2 --sessions 1 --input-len 600 --output-len 4"));
+    let text = printed(&["top", server.address(), "--once"]);
+    for part in ["running 0 of 2", "large", "units", "Steps", "and no more, because"] {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+    refused(&["top", "127.0.0.1:1", "--once"], &["cannot connect to 127.0.0.1:1"]);
+    let (_folder, scripted) = scripted(REPLY);
+    refused(&["top", scripted.address(), "--once"], &["this engine shows nothing"]);
+    let locked = Server::start(&["--api-key", "secret"]);
+    refused(&["top", locked.address(), "--once"], &["asks for a key", "--api-key"]);
+    assert!(printed(&["top", locked.address(), "--once", "--api-key", "secret"]).contains("running 0"));
+}
