@@ -12,6 +12,7 @@ mod broken;
 mod calculator;
 mod configs;
 mod deploy;
+mod explore;
 mod flags;
 mod grammar;
 mod guarded;
