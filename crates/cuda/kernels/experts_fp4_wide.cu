@@ -29,7 +29,7 @@ struct Form {
     static constexpr int MOST = MOST_PAIRS, AHEAD = BLOCKS_AHEAD, SPLIT = PARTS;
     // Bytes of a stage: 128 columns of every pair. Scales of all stages lie behind them.
     static constexpr int STAGE = MOST * 2 * BLOCK, SCALES = STAGES * STAGE;
-    static constexpr int SLOT = (MOST > 32 ? 8192 : 4096) + 4 * MOST;
+    static constexpr int SLOT = 128 * MOST + 4 * MOST;
     // Behind the stages: codes (in whole rounds of 128 threads), a float of each product for the sum of its parts, barriers.
     static constexpr int CODES = SCALES + STAGES * MOST * 4, SUMS = CODES + RAW * SLOT, BARRIERS = SUMS + CONSUMERS * MOST / 2 * 4;
 };
@@ -262,6 +262,7 @@ __device__ __forceinline__ void consume(const Operands& o, const Tile& tile, Wei
                 const float sl = longwave::ue8m0(weights.low_scale >> (8 * j) & 0xff);
                 const float sh = longwave::ue8m0(weights.high_scale >> (8 * j) & 0xff);
                 longwave::wgmma_wait<0>();
+                longwave::wgmma_done(product);
 #pragma unroll
                 for (int i = 0; i < N / 2; i++) {
                     sum[i] = fmaf(product[i], i % 4 < 2 ? sl : sh, j == 0 ? 0.f : sum[i]);
@@ -334,16 +335,14 @@ __device__ __forceinline__ void experts(const Operands& o) {
         const unsigned columns = columns_of(tile.pairs);
         if (columns == 8) {
             consume<8, F>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
-        } else if (columns == 16 || F::MOST == 16) {
+        } else if (columns == 16) {
             consume<16, F>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
-        } else if constexpr (F::MOST > 16) {
-            if (columns == 32) {
-                consume<32, F>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
-            } else if (columns == 48) {
-                consume<48, F>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
-            } else {
-                consume<64, F>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
-            }
+        } else if (columns == 32) {
+            consume<32, F>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
+        } else if (columns == 48) {
+            consume<48, F>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
+        } else {
+            consume<64, F>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
         }
     }
 }
@@ -363,5 +362,3 @@ __device__ __forceinline__ void experts(const Operands& o) {
 
 ENTRY(experts_fp4_wide, 64, 1, 4)
 ENTRY(experts_fp4_wide, 64, 1, 2)
-ENTRY(experts_fp4_narrow, 16, 4, 4)
-ENTRY(experts_fp4_narrow, 16, 4, 2)

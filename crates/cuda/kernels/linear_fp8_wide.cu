@@ -227,6 +227,7 @@ __device__ __forceinline__ void consume(const Operands& o, uint32_t base, uint32
             }
             longwave::wgmma_commit();
             longwave::wgmma_wait<0>();
+            longwave::wgmma_done(product);
             const bool ends = block + o.split >= blocks;
 #pragma unroll
             for (int n = 0; n < N / 8; n++) {

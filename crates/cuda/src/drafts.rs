@@ -6,8 +6,6 @@
 //! changes a result. Rows of drafted positions are written to the step's own pages. Draws with the noise of the position
 //! that a draft would take. At most as many sequences draft in a step as the head computes rows at once.
 
-use std::collections::{HashMap, HashSet};
-
 use longwave_engine::step::{SeqResult, Step, Token};
 use longwave_engine::tables::SeatTables;
 use longwave_model::geometry::CacheKind;
@@ -15,8 +13,9 @@ use longwave_model::{CacheLayout, ModelConfig};
 
 use crate::batch::Batch;
 use crate::choices::{self, Choices};
-use crate::driver::{Arena, Context, DeviceSlice, DriverError, Graph, Pinned, Stream};
+use crate::driver::{Arena, Context, DeviceSlice, DriverError, Pinned, Stream};
 use crate::forward::{self, Model};
+use crate::graphs::Graphs;
 use crate::lists::Lists;
 use crate::mtp::MtpRows;
 use crate::ops::attend::Job;
@@ -57,9 +56,8 @@ pub struct Drafter {
     group: usize,
     /// Positions of one of its blocks.
     block_tokens: u32,
-    /// Work of uniform steps, and shapes that were seen once.
-    graphs: HashMap<Shape, Graph>,
-    seen: HashSet<Shape>,
+    /// Work of uniform steps.
+    graphs: Graphs<Shape>,
 }
 
 /// A step whose sequences all have as many rows and want as many drafts.
@@ -141,8 +139,7 @@ impl Drafter {
             words: choice_words,
             group,
             block_tokens: layout.groups[group].block_tokens,
-            graphs: HashMap::new(),
-            seen: HashSet::new(),
+            graphs: Graphs::default(),
         })
     }
 
@@ -255,17 +252,10 @@ impl Drafter {
         let Some(shape) = turn.shape.filter(|_| model.timers.is_none()) else {
             return self.all(stream, model, choices, turn, places);
         };
-        if let Some(graph) = self.graphs.get(&shape) {
-            return graph.launch(stream);
-        }
-        if self.seen.insert(shape) {
-            // Code that is not on the GPU yet cannot be brought there inside a capture.
-            return self.all(stream, model, choices, turn, places);
-        }
-        let graph = Graph::capture(stream, |stream| self.all(stream, model, choices, turn, places))?;
-        graph.launch(stream)?;
-        self.graphs.insert(shape, graph);
-        Ok(())
+        let mut graphs = std::mem::take(&mut self.graphs);
+        let ran = graphs.run(stream, shape, |stream| self.all(stream, model, choices, turn, places));
+        self.graphs = graphs;
+        ran
     }
 
     /// All launches of a turn: rows to store, streams to keep, rounds.

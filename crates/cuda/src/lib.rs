@@ -13,6 +13,7 @@ pub mod drafts;
 pub mod driver;
 pub mod fit;
 pub mod forward;
+pub mod graphs;
 pub mod lists;
 pub mod loader;
 pub mod meeting;

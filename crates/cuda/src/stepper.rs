@@ -1,9 +1,8 @@
 //! One step from its data to its result: lists to the GPU, the forward pass, the head and the choice of tokens in pieces
 //! of rows, tokens back to the host.
 //!
-//! Assumes a checked step whose table changes come along, and that nothing of an earlier step is under way.
-
-use std::collections::{HashMap, HashSet};
+//! Assumes a checked step whose table changes come along. What an earlier step still has under way, rows of the MTP module,
+//! comes first in the stream and reads no list that is written here.
 
 use longwave_engine::step::{SeqResult, SeqStep, Step, StepResult, Token};
 use longwave_engine::tables::SeatTables;
@@ -13,8 +12,9 @@ use longwave_model::{CacheLayout, ModelConfig};
 use crate::batch::Batch;
 use crate::choices::{Choices, Chosen};
 use crate::drafts::Drafter;
-use crate::driver::{Arena, Argument, Context, DriverError, Graph, Grid, Kernel, Module, Stream};
+use crate::driver::{Arena, Argument, Context, DriverError, Grid, Kernel, Module, Stream};
 use crate::forward::{self, Model};
+use crate::graphs::Graphs;
 use crate::lists::Lists;
 use crate::ops::attend::Job;
 use crate::ops::{BatchRow, UNMAPPED};
@@ -33,9 +33,8 @@ pub struct Stepper {
     write_tables: Kernel,
     choices: Choices,
     drafter: Option<Drafter>,
-    /// Decode steps by the numbers of sequences and of rows of each, and the numbers that were seen once.
-    graphs: HashMap<(usize, u32), Graph>,
-    seen: HashSet<(usize, u32)>,
+    /// Decode steps by the numbers of sequences and of rows of each.
+    graphs: Graphs<(usize, u32)>,
     /// Token sampled last at each seat.
     last: Vec<Token>,
     /// Tables as the GPU has them, and how changes of them are told.
@@ -61,8 +60,7 @@ impl Stepper {
         let words = t * (4 + 4 + 1 + 8 * layers + 8 + 1) + sizes.seats * (8 + 2) + 64;
         Ok(Stepper {
             drafter,
-            graphs: HashMap::new(),
-            seen: HashSet::new(),
+            graphs: Graphs::default(),
             lists: Lists::new(context, arena, words)?,
             changes: Lists::new(context, arena, 2 * CHANGES)?,
             write_tables: Module::load(context, "tables")?.kernel("write_tables", 0)?,
@@ -192,22 +190,12 @@ impl Stepper {
         n: usize,
         shape: (usize, u32),
     ) -> Result<(), DriverError> {
-        let all = |stream: &Stream| {
+        let choices = &self.choices;
+        self.graphs.run(stream, shape, |stream| {
             model.trunk(stream, lists)?;
             model.logits(stream, heads, n as u32)?;
-            self.choices.launch(stream, model, n)
-        };
-        if let Some(graph) = self.graphs.get(&shape) {
-            return graph.launch(stream);
-        }
-        if self.seen.insert(shape) {
-            // Code that is not on the GPU yet cannot be brought there inside a capture.
-            return all(stream);
-        }
-        let graph = Graph::capture(stream, all)?;
-        graph.launch(stream)?;
-        self.graphs.insert(shape, graph);
-        Ok(())
+            choices.launch(stream, model, n)
+        })
     }
 
     /// Changes the block tables.

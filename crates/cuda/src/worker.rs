@@ -4,6 +4,7 @@
 //! the same one. Of several ranks each has a thread like this; they agree on the size of the cache, tell each other where
 //! they add up, and leave their memory together.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender};
 
 use longwave_engine::step::Limits;
@@ -163,7 +164,15 @@ impl Worker {
         for command in commands {
             let answer = match dead.clone() {
                 Some(failure) => Err(failure),
-                None => self.answer(command, &rank),
+                // After a panic nothing is known of what is on the GPU, and the others must hear of it.
+                None => catch_unwind(AssertUnwindSafe(|| self.answer(command, &rank))).unwrap_or_else(|_| {
+                    let what = "the thread of the GPU".to_owned();
+                    Err(Failure::Own(DriverError {
+                        call: "a step",
+                        what,
+                        name: "it panicked; please report this".into(),
+                    }))
+                }),
             };
             if let Err(failure) = &answer {
                 rank.raise();

@@ -1,7 +1,7 @@
 // Kernels may begin while the one before them in the stream ends (programmatic dependent launch). Every kernel calls overlap(),
-// or start_next() and then wait_before(), or that alone, before it reads or writes what another kernel writes or reads: after the wait the
-// kernels before it are done and what they wrote is seen. A thread that leaves without waiting would let the kernel behind it
-// begin too early.
+// or start_next() and then wait_before(), or the latter alone, before it reads or writes what another kernel writes or reads:
+// after the wait the kernels before it are done and what they wrote is seen, by loads of read-only data as well (__ldg; before
+// the wait stand only those of weights). A kernel that ends without waiting would let the one behind it begin too early.
 #pragma once
 
 namespace longwave {

@@ -36,6 +36,15 @@ __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
+// Ties sums to the wait before this: the compiler must not use them earlier.
+template <int N>
+__device__ __forceinline__ void wgmma_done(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        asm volatile("" : "+f"(d[i])::"memory");
+    }
+}
+
 // Makes what this thread wrote to shared memory visible to tensor cores.
 __device__ __forceinline__ void fence_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

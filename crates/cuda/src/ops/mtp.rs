@@ -61,6 +61,9 @@ impl Mtp {
     /// Norms and quantises the inputs of both projections.
     pub fn input(&self, stream: &Stream, i: &MtpInput) -> Result<(), DriverError> {
         assert!(i.width.is_multiple_of(128) && i.width <= 8192, "a module of width {}", i.width);
+        if i.rows == 0 {
+            return Ok(());
+        }
         let pointers = [
             i.sources,
             i.ids,
@@ -105,6 +108,9 @@ impl Mtp {
         width: u32,
         n: u32,
     ) -> Result<(), DriverError> {
+        if n == 0 {
+            return Ok(());
+        }
         let [pairs, streams, kept] = [pairs, streams, kept].map(Argument::Pointer);
         let grid = Grid { blocks: [width.div_ceil(512), n, 1], ..Grid::new(1, 256) };
         stream.launch(&self.keep, grid, &[pairs, streams, kept, width.into()])

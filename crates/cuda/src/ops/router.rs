@@ -58,9 +58,10 @@ pub struct Routing {
 }
 
 impl Routing {
-    /// Bytes that routing needs.
+    /// Bytes that routing of up to `tokens` tokens needs: a few tokens in small groups can need more than many.
     pub fn scratch_bytes(tokens: u32, experts: u32, chosen: u32) -> u64 {
-        Routing::at(0, tokens, experts, chosen).1
+        let end = |tokens| Routing::at(0, tokens, experts, chosen).1;
+        end(tokens).max(end(tokens.min(FEW)))
     }
 
     /// Routing in memory that begins at `address`, a multiple of 256, and where that memory ends.
@@ -172,5 +173,23 @@ impl Router {
             to.first.into(),
         ];
         stream.launch(&self.group, Grid::new(to.here, 256), &arguments)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scratch_for_many_tokens_is_enough_for_few() {
+        for (experts, chosen) in [(8, 2), (64, 8), (256, 6), (256, 32), (384, 8), (512, 17)] {
+            for tokens in 1..200 {
+                let most = Routing::scratch_bytes(tokens, experts, chosen);
+                assert!(
+                    (1..=tokens).all(|t| Routing::at(0, t, experts, chosen).1 <= most),
+                    "{tokens} {experts} {chosen}"
+                );
+            }
+        }
     }
 }

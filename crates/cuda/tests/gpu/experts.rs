@@ -37,9 +37,8 @@ fn forms(rig: &Rig, cols: usize) -> Vec<Form> {
     let mut forms = vec![form("experts_fp4", ["experts_fp4_4", "experts_fp4_2"], 8, (16 * cols) as u32)];
     forms.push(form("experts_fp4", ["experts_fp4_many_4", "experts_fp4_many_2"], 64, 0));
     if cubins::find("experts_fp4_wide", rig.context.gpu().major, rig.context.gpu().minor).is_some() {
-        let bytes = |most: u32| 4 * most * 260 + 4 * (128 * most.max(32) + 4 * most) + 192 * most * 4 + 64;
-        forms.push(form("experts_fp4_wide", ["experts_fp4_narrow_4", "experts_fp4_narrow_2"], 16, bytes(16)));
-        forms.push(form("experts_fp4_wide", ["experts_fp4_wide_4", "experts_fp4_wide_2"], 64, bytes(64)));
+        let bytes = 4 * 64 * 260 + 4 * 64 * 132 + 192 * 64 * 4 + 64;
+        forms.push(form("experts_fp4_wide", ["experts_fp4_wide_4", "experts_fp4_wide_2"], 64, bytes));
     }
     forms
 }
@@ -87,7 +86,9 @@ fn pairs_agree_and_do_not_depend_on_their_group() {
     let Some(mut rig) = rig(2 << 30) else { return };
     let mut fresh = Fresh::new();
     let module = Module::load(&rig.context, "experts_fp4").unwrap();
-    for (experts, rows, cols) in [(3usize, 16usize, 128usize), (2, 2048, 4096), (2, 4096, 2048), (4, 272, 256)] {
+    for (experts, rows, cols) in
+        [(3usize, 16usize, 128usize), (2, 2048, 4096), (2, 4096, 2048), (4, 272, 256), (2, 400, 384)]
+    {
         let byte = |v: f32| (128.0 + 127.0 * v) as u8;
         let codes: Vec<u8> = fresh.floats(experts * rows * cols / 2).into_iter().map(byte).collect();
         let scales: Vec<u8> =

@@ -12,7 +12,7 @@ pub fn poisoned(rig: &mut Rig, tokens: usize, experts: usize, chosen: usize) -> 
     let [tokens, experts, chosen] = [tokens, experts, chosen].map(|n| n as u32);
     let memory = rig.poisoned::<u32>(Routing::scratch_bytes(tokens, experts, chosen) as usize / 4);
     let (routing, end) = Routing::at(memory.address(), tokens, experts, chosen);
-    assert_eq!(end, memory.address() + 4 * memory.len() as u64);
+    assert!(end <= memory.address() + 4 * memory.len() as u64);
     (routing, memory)
 }
 
