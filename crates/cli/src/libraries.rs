@@ -21,7 +21,7 @@ pub struct Library {
 pub const OPTIONAL: &[Library] = &[
     Library {
         file: "libnccl.so.2",
-        purpose: "several GPUs",
+        purpose: "several machines, later",
         install: "pip install nvidia-nccl-cu13",
         wheel_folders: &["nvidia/nccl/lib"],
     },

@@ -144,18 +144,10 @@ impl Rig {
         }
         let n = step.tokens.len() as u32;
         let seq = SeqStep {
-            seat: Seat(0),
             fresh: !self.mapped,
-            start,
-            tokens: 0..n,
-            drafts: 0,
             writes: 0..step.writes.len() as u32,
-            history: None,
             sample: Some(Sampling::default()),
-            masks: 0..0,
-            want_drafts: 0,
-            logits: ReturnLogits::No,
-            replay: None,
+            ..SeqStep::new(Seat(0), start, 0..n)
         };
         step.seqs.push(seq);
         self.mapped = true;

@@ -256,8 +256,8 @@ __device__ __forceinline__ void consume(const Operands& o, const Tile& tile, Wei
                 longwave::widen_e2m1(high[j], h);
                 const uint32_t first[4] = {l[0], h[0], l[1], h[1]}, second[4] = {l[2], h[2], l[3], h[3]};
                 longwave::wgmma_fence();
-                longwave::wgmma_f16_first<N>(product, first, longwave::operand(from, N, 2 * j));
-                longwave::wgmma_f16<N>(product, second, longwave::operand(from, N, 2 * j + 1));
+                longwave::wgmma_f16<false>(product, first, longwave::operand(from, N, 2 * j));
+                longwave::wgmma_f16<true>(product, second, longwave::operand(from, N, 2 * j + 1));
                 longwave::wgmma_commit();
                 const float sl = longwave::ue8m0(weights.low_scale >> (8 * j) & 0xff);
                 const float sh = longwave::ue8m0(weights.high_scale >> (8 * j) & 0xff);
@@ -307,14 +307,7 @@ template <class F>
 __device__ __forceinline__ void experts(const Operands& o) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t base = longwave::shared_address(memory), full = base + F::BARRIERS, empty = full + 8 * STAGES;
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; s++) {
-            longwave::init_barrier(full + 8 * s, 128);
-            longwave::init_barrier(empty + 8 * s, CONSUMERS / 32);
-        }
-        longwave::fence_barriers();
-    }
-    __syncthreads();
+    longwave::init_ring<STAGES>(full, empty, 128, CONSUMERS / 32);
     if (threadIdx.x >= CONSUMERS) {
         longwave::fewer_registers<80>();
         produce<F>(o, base, full, empty);

@@ -220,10 +220,10 @@ __device__ __forceinline__ void consume(const Operands& o, uint32_t base, uint32
                 longwave::widen_e4m3(longwave::word(weights.high[s / 4], s % 4), a[s][1], a[s][3]);
             }
             longwave::wgmma_fence();
-            longwave::wgmma_f16_first<N>(product, a[0], longwave::operand(from, N, 0));
+            longwave::wgmma_f16<false>(product, a[0], longwave::operand(from, N, 0));
 #pragma unroll
             for (int s = 1; s < 8; s++) {
-                longwave::wgmma_f16<N>(product, a[s], longwave::operand(from, N, s));
+                longwave::wgmma_f16<true>(product, a[s], longwave::operand(from, N, s));
             }
             longwave::wgmma_commit();
             longwave::wgmma_wait<0>();
@@ -270,14 +270,7 @@ template <int N>
 __device__ __forceinline__ void linear(const Operands& o) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t base = longwave::shared_address(memory), full = base + Form<N>::BARRIERS, empty = full + 8 * STAGES;
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; s++) {
-            longwave::init_barrier(full + 8 * s, 128);
-            longwave::init_barrier(empty + 8 * s, CONSUMERS / 32);
-        }
-        longwave::fence_barriers();
-    }
-    __syncthreads();
+    longwave::init_ring<STAGES>(full, empty, 128, CONSUMERS / 32);
     if (threadIdx.x >= CONSUMERS) {
         longwave::fewer_registers<72>();
         produce<N>(o, base, full, empty);

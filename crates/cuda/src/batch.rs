@@ -92,20 +92,7 @@ mod tests {
     use longwave_engine::step::{Sampling, Seat};
 
     fn seq(seat: u32, start: u32, tokens: std::ops::Range<u32>, drafts: u32, sample: bool) -> SeqStep {
-        SeqStep {
-            seat: Seat(seat),
-            fresh: false,
-            start,
-            tokens,
-            drafts,
-            writes: 0..0,
-            history: None,
-            sample: sample.then(Sampling::default),
-            masks: 0..0,
-            want_drafts: 0,
-            logits: ReturnLogits::No,
-            replay: None,
-        }
+        SeqStep { drafts, sample: sample.then(Sampling::default), ..SeqStep::new(Seat(seat), start, tokens) }
     }
 
     #[test]

@@ -224,7 +224,15 @@ impl Drafter {
     ) -> Result<Vec<Vec<Token>>, DriverError> {
         let places = self.list(step, turn)?;
         self.lists.upload(stream)?;
-        self.launch(stream, model, choices, turn, &places)?;
+        match turn.shape.filter(|_| model.timers.is_none()) {
+            None => self.all(stream, model, choices, turn, &places)?,
+            Some(shape) => {
+                let mut graphs = std::mem::take(&mut self.graphs);
+                let ran = graphs.run(stream, shape, |stream| self.all(stream, model, choices, turn, &places));
+                self.graphs = graphs;
+                ran?;
+            }
+        }
         let mut drafts = vec![Vec::new(); step.seqs.len()];
         if turn.proposals.is_empty() {
             return Ok(drafts);
@@ -239,23 +247,6 @@ impl Drafter {
             drafts[p.sequence].extend(chosen);
         }
         Ok(drafts)
-    }
-
-    fn launch(
-        &mut self,
-        stream: &Stream,
-        model: &Model,
-        choices: &Choices,
-        turn: &Turn,
-        places: &Places,
-    ) -> Result<(), DriverError> {
-        let Some(shape) = turn.shape.filter(|_| model.timers.is_none()) else {
-            return self.all(stream, model, choices, turn, places);
-        };
-        let mut graphs = std::mem::take(&mut self.graphs);
-        let ran = graphs.run(stream, shape, |stream| self.all(stream, model, choices, turn, places));
-        self.graphs = graphs;
-        ran
     }
 
     /// All launches of a turn: rows to store, streams to keep, rounds.

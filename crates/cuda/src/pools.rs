@@ -231,7 +231,7 @@ impl Pools {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use longwave_engine::step::{ReturnLogits, Seat, SeqStep, TableWrite};
+    use longwave_engine::step::{Seat, SeqStep, TableWrite};
     use longwave_model::{CacheFormats, IndexFormat, MainFormat, presets};
 
     fn layout() -> CacheLayout {
@@ -240,20 +240,7 @@ mod tests {
 
     fn step(fresh: bool, seat: u32, writes: &[(usize, u32, BlockId)]) -> Step {
         let write = |&(group, index, block): &(usize, u32, BlockId)| TableWrite { group: group as u8, index, block };
-        let seq = SeqStep {
-            seat: Seat(seat),
-            fresh,
-            start: 0,
-            tokens: 0..0,
-            drafts: 0,
-            writes: 0..writes.len() as u32,
-            history: None,
-            sample: None,
-            masks: 0..0,
-            want_drafts: 0,
-            logits: ReturnLogits::No,
-            replay: None,
-        };
+        let seq = SeqStep { fresh, writes: 0..writes.len() as u32, ..SeqStep::new(Seat(seat), 0, 0..0) };
         Step { seqs: vec![seq], writes: writes.iter().map(write).collect(), ..Step::default() }
     }
 

@@ -170,6 +170,26 @@ pub struct SeqStep {
     pub replay: Option<Replay>,
 }
 
+impl SeqStep {
+    /// Tokens at a seat from position `start` on, and nothing else: no changes of tables, nothing sampled.
+    pub fn new(seat: Seat, start: u32, tokens: Range<u32>) -> SeqStep {
+        SeqStep {
+            seat,
+            fresh: false,
+            start,
+            tokens,
+            drafts: 0,
+            writes: 0..0,
+            history: None,
+            sample: None,
+            masks: 0..0,
+            want_drafts: 0,
+            logits: ReturnLogits::No,
+            replay: None,
+        }
+    }
+}
+
 /// What a backend computes at once: decodes and prefill chunks together.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Step {

@@ -143,18 +143,10 @@ mod tests {
             .map(|(group, _)| TableWrite { group, index: 0, block: BlockId(u32::from(group)) })
             .collect();
         let seq = SeqStep {
-            seat: Seat(0),
             fresh: true,
-            start: 0,
-            tokens: 0..3,
-            drafts: 0,
             writes: 0..writes.len() as u32,
-            history: None,
             sample: Some(Sampling::default()),
-            masks: 0..0,
-            want_drafts: 0,
-            logits: ReturnLogits::No,
-            replay: None,
+            ..SeqStep::new(Seat(0), 0, 0..3)
         };
         let mut step = Step { number: 1, seqs: vec![seq], tokens: vec![1, 2, 3], writes, ..Step::default() };
         spoil(&mut step);

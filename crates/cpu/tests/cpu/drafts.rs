@@ -268,18 +268,12 @@ impl Hand {
             }
         }
         step.seqs.push(SeqStep {
-            seat: Seat(seat),
             fresh,
-            start,
-            tokens: 0..tokens.len() as u32,
-            drafts: 0,
             writes: 0..step.writes.len() as u32,
-            history: None,
             sample: Some(Sampling::default()),
-            masks: 0..0,
             want_drafts,
             logits: ReturnLogits::All,
-            replay: None,
+            ..SeqStep::new(Seat(seat), start, 0..tokens.len() as u32)
         });
         let ticket = self.spy.submit(&step).unwrap();
         self.spy.collect(ticket).unwrap();
@@ -314,18 +308,10 @@ fn a_step_that_cannot_draft_is_refused() {
     let mut b = drafting(64, 1, LARGE, 2);
     let mut step = Step { number: 1, tokens: vec![20; 4], ..Step::default() };
     step.seqs.push(SeqStep {
-        seat: Seat(0),
         fresh: true,
-        start: 0,
-        tokens: 0..4,
-        drafts: 0,
-        writes: 0..0,
-        history: None,
         sample: Some(Sampling::default()),
-        masks: 0..0,
         want_drafts: 3,
-        logits: ReturnLogits::No,
-        replay: None,
+        ..SeqStep::new(Seat(0), 0, 0..4)
     });
     assert!(b.submit(&step).unwrap_err().to_string().contains("wants 3 drafts, the limit is 2"));
     step.seqs[0].want_drafts = 2;

@@ -212,18 +212,10 @@ fn a_replay_that_reads_an_unmapped_block_or_gives_tokens_is_refused() {
         })
         .collect();
     step.seqs.push(SeqStep {
-        seat: Seat(0),
         fresh: true,
-        start: 389,
-        tokens: 0..4,
-        drafts: 0,
         writes: 0..step.writes.len() as u32,
-        history: None,
-        sample: None,
-        masks: 0..0,
-        want_drafts: 0,
-        logits: ReturnLogits::No,
         replay: Some(Replay { origin: 389 }),
+        ..SeqStep::new(Seat(0), 389, 0..4)
     });
     let refused = |b: &mut CpuBackend, step: &Step, why: &str| {
         let error = b.submit(step).unwrap_err().to_string();

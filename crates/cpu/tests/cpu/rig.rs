@@ -110,18 +110,5 @@ impl Rig {
 }
 
 pub fn blank(seat: u32, writes: std::ops::Range<u32>) -> SeqStep {
-    SeqStep {
-        seat: Seat(seat),
-        fresh: true,
-        start: 0,
-        tokens: 0..0,
-        drafts: 0,
-        writes,
-        history: None,
-        sample: None,
-        masks: 0..0,
-        want_drafts: 0,
-        logits: Default::default(),
-        replay: None,
-    }
+    SeqStep { fresh: true, writes, ..SeqStep::new(Seat(seat), 0, 0..0) }
 }

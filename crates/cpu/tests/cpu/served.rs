@@ -159,20 +159,7 @@ fn m1_a_reused_prefix_changes_no_bit() {
 fn a_step_with_an_unmapped_block_is_refused_before_anything_is_computed() {
     use longwave_engine::step::{BackendError, Seat, SeqStep, Step};
     let mut b = backend(64, 2, 64 << 20);
-    let seq = SeqStep {
-        seat: Seat(0),
-        fresh: true,
-        start: 0,
-        tokens: 0..4,
-        drafts: 0,
-        writes: 0..0,
-        history: None,
-        sample: None,
-        masks: 0..0,
-        want_drafts: 0,
-        logits: ReturnLogits::No,
-        replay: None,
-    };
+    let seq = SeqStep { fresh: true, ..SeqStep::new(Seat(0), 0, 0..4) };
     let step = Step { number: 1, tokens: vec![20; 4], seqs: vec![seq.clone()], ..Step::default() };
     let error = b.submit(&step).unwrap_err();
     assert!(matches!(&error, BackendError::BadStep { what, .. } if what.contains("not mapped")), "{error}");

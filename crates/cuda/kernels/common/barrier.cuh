@@ -4,13 +4,23 @@
 
 namespace longwave {
 
-// Opens after `count` arrivals; one thread sets it up, and all see it after fence_barriers and a barrier of the block.
+// Opens after `count` arrivals.
 __device__ __forceinline__ void init_barrier(uint32_t barrier, uint32_t count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-__device__ __forceinline__ void fence_barriers() {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+// Two barriers for each of STAGES buffers, eight bytes apart: who fills them arrives at `full`, who reads them at `empty`. All
+// threads of the block call it.
+template <int STAGES>
+__device__ __forceinline__ void init_ring(uint32_t full, uint32_t empty, uint32_t fillers, uint32_t readers) {
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            init_barrier(full + 8 * s, fillers);
+            init_barrier(empty + 8 * s, readers);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
 }
 
 __device__ __forceinline__ void arrive(uint32_t barrier) {

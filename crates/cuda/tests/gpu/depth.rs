@@ -12,6 +12,7 @@ use longwave_model::geometry::{CacheLayout, LOGICAL_BLOCK};
 use longwave_model::{CacheFormats, IndexFormat, MainFormat, presets};
 
 use crate::flash::number;
+use crate::rig;
 
 /// Tokens of the text that is computed, and of one of its chunks.
 const TEXT: u32 = 8192;
@@ -22,20 +23,7 @@ const STEPS: u32 = 26;
 
 /// A sequence's part of a step.
 fn seq(seat: u32, fresh: bool, start: u32, tokens: std::ops::Range<u32>, writes: std::ops::Range<u32>) -> SeqStep {
-    SeqStep {
-        seat: Seat(seat),
-        fresh,
-        start,
-        tokens,
-        drafts: 0,
-        writes,
-        history: None,
-        sample: Some(Sampling::default()),
-        masks: 0..0,
-        want_drafts: 0,
-        logits: Default::default(),
-        replay: None,
-    }
+    SeqStep { fresh, writes, sample: Some(Sampling::default()), ..SeqStep::new(Seat(seat), start, tokens) }
 }
 
 /// The backend, its next step's number and the first free unit of every pool.
@@ -148,8 +136,7 @@ impl Depth {
 
 #[test]
 fn steps_behind_long_contexts_are_measured() {
-    if longwave_cuda::driver::probe().is_err() || longwave_cuda::cubins::CUBINS.is_empty() {
-        println!("skipped: no GPU, or built without nvcc");
+    if rig::gpus().is_none() {
         return;
     }
     let mut config = presets::flash();

@@ -11,6 +11,8 @@ use longwave_engine::step::Token;
 use longwave_engine::{Engine, EngineOptions};
 use longwave_model::{CacheFormats, IndexFormat, MainFormat, presets};
 
+use crate::rig;
+
 /// Milliseconds per step of `batch` sequences behind `context` tokens each, and tokens per second of their prefill.
 fn decode(engine: &mut Engine<CudaBackend>, batch: usize, context: usize, seed: u32) -> (f64, f64) {
     const STEPS: u32 = 64;
@@ -63,8 +65,7 @@ pub fn print(times: &[OperatorTime]) {
 
 #[test]
 fn flash_layers_decode_and_are_measured() {
-    if longwave_cuda::driver::probe().is_err() || longwave_cuda::cubins::CUBINS.is_empty() {
-        println!("skipped: no GPU, or built without nvcc");
+    if rig::gpus().is_none() {
         return;
     }
     let mut config = presets::flash();

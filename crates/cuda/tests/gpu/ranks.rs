@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use longwave_cuda::driver::{Alarm, Arena, Bell, Context, DeviceSlice, Event, Gpu, Graph, Stream, can_reach, probe};
+use longwave_cuda::driver::{Alarm, Arena, Bell, Context, DeviceSlice, Event, Gpu, Graph, Stream, can_reach};
 use longwave_cuda::meeting::{self, Chair};
 use longwave_cuda::ops::reduce::{Boxes, Reduce};
 use longwave_engine::proof::{self, Answer};
@@ -15,23 +15,13 @@ use longwave_engine::{Engine, EngineOptions};
 use longwave_model::formats::bf16_value;
 
 use crate::model::{FORMATS, agreement, alone, check_golden, golden, on_gpus, plain};
-use crate::rig::Fresh;
+use crate::rig::{self, Fresh};
 
 const WIDTH: usize = 4096;
 
 /// GPUs by ordinal, as often as they are named; `None`, with the reason printed, where they are not there.
 fn gpus(ordinals: &[usize]) -> Option<Vec<Gpu>> {
-    let all = match probe() {
-        Ok(all) => all,
-        Err(missing) => {
-            println!("skipped: {missing}");
-            return None;
-        }
-    };
-    if longwave_cuda::cubins::CUBINS.is_empty() {
-        println!("skipped: built without nvcc");
-        return None;
-    }
+    let all = rig::gpus()?;
     let own: Option<Vec<Gpu>> = ordinals.iter().map(|&i| all.get(i).cloned()).collect();
     match own {
         Some(own) if own.windows(2).all(|p| p[0].index == p[1].index || can_reach(&p[0], &p[1]).unwrap()) => Some(own),

@@ -1,6 +1,6 @@
 //! A GPU with a stream and an arena, fresh numbers, and errors as in the acceptance rule of model.md 10.
 
-use longwave_cuda::driver::{Arena, Context, DeviceSlice, Element, Event, Graph, Stream, probe};
+use longwave_cuda::driver::{Arena, Context, DeviceSlice, Element, Event, Gpu, Graph, Stream, probe};
 
 pub struct Rig {
     pub context: Context,
@@ -8,19 +8,18 @@ pub struct Rig {
     pub arena: Arena,
 }
 
-/// The first GPU with `bytes` of memory; `None`, with the reason printed, where there is none.
-pub fn rig(bytes: u64) -> Option<Rig> {
-    let gpu = match probe() {
-        Ok(gpus) => gpus.into_iter().next(),
-        Err(missing) => {
-            println!("skipped: {missing}");
-            return None;
-        }
-    };
+/// The GPUs; `None`, with the reason printed, where there is none, or no kernel for one.
+pub fn gpus() -> Option<Vec<Gpu>> {
     if longwave_cuda::cubins::CUBINS.is_empty() {
         println!("skipped: built without nvcc");
         return None;
     }
+    probe().inspect_err(|missing| println!("skipped: {missing}")).ok()
+}
+
+/// The first GPU with `bytes` of memory; `None`, with the reason printed, where there is none.
+pub fn rig(bytes: u64) -> Option<Rig> {
+    let gpu = gpus()?.into_iter().next();
     let context = Context::open(&gpu?).unwrap();
     let stream = Stream::new(&context).unwrap();
     let arena = Arena::new(&context, bytes).unwrap();

@@ -30,18 +30,10 @@ fn all_blocks(layout: &CacheLayout, base: u32) -> Vec<TableWrite> {
 /// A step of one sequence at seat 0.
 fn step(number: u64, start: u32, tokens: Vec<Token>, writes: Vec<TableWrite>) -> Step {
     let seq = SeqStep {
-        seat: Seat(0),
         fresh: start == 0,
-        start,
-        tokens: 0..tokens.len() as u32,
-        drafts: 0,
         writes: 0..writes.len() as u32,
-        history: None,
         sample: Some(Sampling::default()),
-        masks: 0..0,
-        want_drafts: 0,
-        logits: Default::default(),
-        replay: None,
+        ..SeqStep::new(Seat(0), start, 0..tokens.len() as u32)
     };
     Step { number, seqs: vec![seq], tokens, writes, ..Step::default() }
 }
