@@ -4,7 +4,7 @@ use longwave_cuda::cubins;
 use longwave_cuda::driver::{Argument, DeviceSlice, Graph, Grid, Kernel, Module, Stream};
 use longwave_model::formats::{e2m1, e4m3, ue8m0};
 
-use crate::rig::{Fresh, Rig, first_difference, relative_error, rig};
+use crate::rig::{Fresh, Rig, first_difference, relative_error, rig, small};
 
 struct Operands {
     w: DeviceSlice<u8>,
@@ -89,6 +89,9 @@ fn pairs_agree_and_do_not_depend_on_their_group() {
     for (experts, rows, cols) in
         [(3usize, 16usize, 128usize), (2, 2048, 4096), (2, 4096, 2048), (4, 272, 256), (2, 400, 384)]
     {
+        if small() && rows > 512 {
+            continue;
+        }
         let byte = |v: f32| (128.0 + 127.0 * v) as u8;
         let codes: Vec<u8> = fresh.floats(experts * rows * cols / 2).into_iter().map(byte).collect();
         let scales: Vec<u8> =

@@ -171,7 +171,7 @@ fn logits_of_texts_agree_with_the_cpus() {
 
 #[test]
 fn the_same_bits_however_it_is_served() {
-    let (count, longest, outputs) = if small() { (4, 150, 4) } else { (16, 700, 24) };
+    let (count, longest, outputs) = if small() { (2, 140, 3) } else { (16, 700, 24) };
     let requests = proof::workload(9, count, longest, outputs, 16, 2432);
     let Some(backend) = on_gpu(1, 512, FORMATS) else { return };
     let reference = alone(backend, &requests);
@@ -183,7 +183,7 @@ fn the_same_bits_however_it_is_served() {
         ("chunks of 3", 2, 512, Some(3)),
         ("chunks of 129", 2, 512, Some(129)),
     ] {
-        if small() && chunk == Some(3) {
+        if small() && chunk.is_some() {
             continue;
         }
         let backend = on_gpu(seats, step_tokens, FORMATS).unwrap();

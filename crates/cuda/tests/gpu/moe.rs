@@ -11,7 +11,7 @@ use longwave_cuda::ops::linear_fp8::LinearFp8;
 use longwave_cuda::ops::router::{Choosing, Router, Routing};
 use longwave_model::formats::{bf16_value, e2m1, e4m3, ue8m0};
 
-use crate::rig::{Fresh, Rig, first_difference, relative_error, rig};
+use crate::rig::{Fresh, Rig, first_difference, relative_error, rig, small};
 use crate::router::{poisoned, words};
 
 const LIMIT: f32 = 10.0;
@@ -161,6 +161,9 @@ fn experts_agree_and_do_not_depend_on_the_batch() {
         (40, 4096, 2048, 4, 2),
         (35, 7168, 3072, 3, 2),
     ] {
+        if small() && width > 4096 {
+            continue;
+        }
         let shape = ExpertShape { width: width as u32, inner: inner as u32, limit: LIMIT };
         let routed: Vec<[Fp4; 2]> = (0..count)
             .map(|_| [Fp4::fresh(&mut fresh, 2 * inner, width), Fp4::fresh(&mut fresh, width, inner)])
