@@ -1,6 +1,6 @@
 // architectures: 90a 100a
-// y = W_e x for a few rows per expert: W e2m1, packed [experts, rows, cols / 2] in the order of `repack` below,
-// with one ue8m0 scale per 32 columns [experts, rows, cols / 32]; x e4m3 [inputs, cols] with a float scale per 128
+// y = W_e x for a few rows per expert: W e2m1, packed [experts, rows, cols / 2], with one ue8m0 scale per 32 columns
+// [experts, rows, cols / 32], both in the order of common/experts.cuh; x e4m3 [inputs, cols] with a float scale per 128
 // columns. A group is up to eight rows (64 for the kernels called many, 32 for each z of the grid) of one expert, or none: {expert, first pair, pairs}; pair p reads input inputs[p]
 // (p where inputs is null) and writes y [pairs, rows] float. experts_fp4.md has floor, design and measured steps.
 //
@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "common/cluster.cuh"
+#include "common/experts.cuh"
 #include "common/halves.cuh"
 #include "common/mma.cuh"
 #include "common/overlap.cuh"
@@ -21,121 +22,164 @@ namespace {
 constexpr int WARPS = 8;
 constexpr int ROWS = 16;
 constexpr int BLOCK = 128;
-// Column blocks on their way: 32 bytes of codes per thread each.
-constexpr int AHEAD = 2;
+// Column blocks of a thread's weights on their way: for up to eight pairs, and for more.
+constexpr int AHEAD = 4, AHEAD_MANY = 2;
 // For 32 pairs: column blocks of codes and scales on their way, and the bytes of one.
 constexpr int STAGES = 4;
 constexpr int STAGE = 32 * (BLOCK + 4);
 
-// One thread's weights of a column block: rows g and g + 8.
-struct Tile {
-    uint4 low, high;
-    uint32_t low_scale, high_scale;
+struct Operands {
+    const uint8_t* w;
+    const uint8_t* w_scales;
+    const uint8_t* x;
+    const float* x_scales;
+    const int* groups;
+    const unsigned* inputs;
+    float* y;
+    unsigned rows, cols, group_count;
+
+    __device__ __forceinline__ unsigned input_of(unsigned pair) const {
+        return inputs ? inputs[pair] : pair;
+    }
 };
 
+// Groups that have pairs; those without come last. All threads of the block call it.
+__device__ __forceinline__ unsigned used_groups(const Operands& o) {
+    unsigned used = 0;
+    for (unsigned first = 0; first < o.group_count; first += WARPS * 32) {
+        const unsigned i = first + threadIdx.x;
+        used += __syncthreads_count(i < o.group_count && o.groups[3 * i + 2] > 0);
+    }
+    return used;
+}
+
+// Up to eight pairs per group. Blocks stay and have a share of all tiles, which are neighbours: WARPS / SPLIT times sixteen rows
+// of a group; weights of the next tile are on their way while a tile ends. Shared memory: the inputs of up to eight pairs as
+// halves, then a scale of each pair and column block.
 template <int SPLIT>
-__device__ __forceinline__ void experts(const uint8_t* __restrict__ w, const uint8_t* __restrict__ w_scales,
-                                        const uint8_t* __restrict__ x, const float* __restrict__ x_scales,
-                                        const int* __restrict__ groups, const unsigned* __restrict__ inputs,
-                                        float* __restrict__ y, unsigned rows, unsigned cols) {
+__device__ __forceinline__ void experts(const Operands& o) {
+    constexpr unsigned TEAMS = WARPS / SPLIT;
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    const unsigned expert = groups[3 * blockIdx.y], pair = groups[3 * blockIdx.y + 1], pairs = groups[3 * blockIdx.y + 2];
-    if (pairs == 0) {
+    const unsigned blocks = o.cols / BLOCK, part = warp % SPLIT, team = warp / SPLIT;
+    const unsigned of_group = (o.rows / ROWS + TEAMS - 1) / TEAMS, tiles = used_groups(o) * of_group;
+    const unsigned share = tiles / gridDim.x, rest = tiles % gridDim.x;
+    const unsigned begin = blockIdx.x * share + min(blockIdx.x, rest), end = begin + share + (blockIdx.x < rest);
+    if (begin == end) {
         return;
     }
-    const auto input_of = [&](unsigned p) { return inputs ? inputs[p] : p; };
-    const unsigned blocks = cols / BLOCK, part_of_row = warp % SPLIT;
-    const unsigned wanted = (blockIdx.x * (WARPS / SPLIT) + warp / SPLIT) * ROWS;
-    const unsigned first = min(wanted, rows - ROWS);
-    const size_t row = size_t(expert) * rows + first + g;
-    const uint8_t* low = w + row * (cols / 2) + 16 * c;
-    const uint8_t* high = low + size_t(8) * (cols / 2);
-    const uint8_t* low_scales = w_scales + row * (cols / 32);
-    const uint8_t* high_scales = low_scales + size_t(8) * (cols / 32);
-    const float* scales0 = x_scales + size_t(input_of(pair + min(2 * c, pairs - 1))) * blocks;
-    const float* scales1 = x_scales + size_t(input_of(pair + min(2 * c + 1, pairs - 1))) * blocks;
 
-    Tile ahead[AHEAD];
-    const auto load = [&](Tile& tile, unsigned b) {
-        tile.low = __ldcs(reinterpret_cast<const uint4*>(low + size_t(b) * (BLOCK / 2)));
-        tile.high = __ldcs(reinterpret_cast<const uint4*>(high + size_t(b) * (BLOCK / 2)));
-        tile.low_scale = __ldcs(reinterpret_cast<const uint32_t*>(low_scales + 4 * b));
-        tile.high_scale = __ldcs(reinterpret_cast<const uint32_t*>(high_scales + 4 * b));
+    // The weights that are loaded next: AHEAD column blocks of this warp's part from `coming_block` on.
+    longwave::ExpertTile from;
+    unsigned coming = begin, coming_block = part;
+    const auto find = [&]() {
+        // Behind the last rows a team computes the last ones again and stores nothing.
+        const unsigned row = min((coming % of_group * TEAMS + team) * ROWS, o.rows - ROWS);
+        from.find(o.w, o.w_scales, size_t(o.groups[3 * (coming / of_group)]) * o.rows + row, o.cols);
+        from.skip(part);
     };
+    longwave::ExpertWeights ahead[AHEAD];
+    const auto load = [&](int a) {
+        if (coming_block + a * SPLIT < blocks) {
+            ahead[a] = from.load(a * SPLIT);
+        }
+    };
+    const auto advance = [&]() {
+        coming_block += AHEAD * SPLIT;
+        from.skip(AHEAD * SPLIT);
+        if (coming_block >= blocks) {
+            coming_block = blocks;
+            if (++coming < end) {
+                coming_block = part;
+                find();
+            }
+        }
+    };
+    find();
 #pragma unroll
     for (int a = 0; a < AHEAD; a++) {
-        const unsigned b = part_of_row + a * SPLIT;
-        if (b < blocks) {
-            load(ahead[a], b);
-        }
+        load(a);
     }
-    // The inputs as halves, in the order of the threads: piece (8 columns of a group of 32) 4 i + c of token t is at
-    // ((i * pairs) + t) * 4 + c. The weights are on their way meanwhile.
+
+    // Piece (8 columns of a group of 32) 4 i + c of pair n is at (8 i + n) * 4 + c, in the order of the threads.
     extern __shared__ uint4 widened[];
-    for (unsigned i = threadIdx.x; i < pairs * (cols / 8); i += WARPS * 32) {
-        const unsigned t = i / (cols / 8), piece = i % (cols / 8);
-        const uint2 v = __ldg(reinterpret_cast<const uint2*>(x + size_t(input_of(pair + t)) * cols + 8 * piece));
-        widened[(piece / 4 * pairs + t) * 4 + piece % 4] =
-            make_uint4(longwave::widen_e4m3(v.x), longwave::widen_e4m3(v.x >> 16), longwave::widen_e4m3(v.y), longwave::widen_e4m3(v.y >> 16));
-    }
-    __syncthreads();
-    const uint4* own = widened + min(g, pairs - 1) * 4 + c;
-
-    float total[4] = {};
-    for (unsigned start = part_of_row; start < blocks; start += AHEAD * SPLIT) {
-#pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
-            const unsigned b = start + a * SPLIT;
-            if (b >= blocks) {
-                break;
+    float* pair_scales = reinterpret_cast<float*>(widened + o.cols);
+    __shared__ float sums[2][WARPS][8][ROWS + 1];
+    unsigned group = ~0u, pair = 0, pairs = 0;
+    for (unsigned t = begin; t < end; t++) {
+        if (t / of_group != group) {
+            // Nobody reads the last group's inputs any more: all threads were at the barrier of its sums.
+            group = t / of_group;
+            pair = o.groups[3 * group + 1];
+            pairs = o.groups[3 * group + 2];
+            const unsigned pieces = o.cols / 8;
+            for (unsigned i = threadIdx.x; i < pairs * pieces; i += WARPS * 32) {
+                const unsigned n = i / pieces, piece = i % pieces;
+                const uint2 v = __ldg(reinterpret_cast<const uint2*>(o.x + size_t(o.input_of(pair + n)) * o.cols + 8 * piece));
+                widened[(piece / 4 * 8 + n) * 4 + piece % 4] = make_uint4(
+                    longwave::widen_e4m3(v.x), longwave::widen_e4m3(v.x >> 16), longwave::widen_e4m3(v.y), longwave::widen_e4m3(v.y >> 16));
             }
-            const Tile tile = ahead[a];
-            if (b + AHEAD * SPLIT < blocks) {
-                load(ahead[a], b + AHEAD * SPLIT);
+            for (unsigned i = threadIdx.x; i < 8 * blocks; i += WARPS * 32) {
+                // 2^14 of the widened weights comes back here.
+                const unsigned input = o.input_of(pair + min(i % 8, pairs - 1));
+                pair_scales[i] = __ldg(o.x_scales + size_t(input) * blocks + i / 8) * 16384.f;
             }
-            const uint32_t wl[4] = {tile.low.x, tile.low.y, tile.low.z, tile.low.w};
-            const uint32_t wh[4] = {tile.high.x, tile.high.y, tile.high.z, tile.high.w};
-            float sum[4] = {};
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const uint4 xs = own[size_t(b * 4 + j) * pairs * 4];
-                uint32_t l[4], h[4];
-                longwave::widen_e2m1(wl[j], l);
-                longwave::widen_e2m1(wh[j], h);
-                float part[4];
-                longwave::mma_f16_first(part, l[0], h[0], l[1], h[1], xs.x, xs.y);
-                longwave::mma_f16(part, l[2], h[2], l[3], h[3], xs.z, xs.w);
-                const float sl = longwave::ue8m0(tile.low_scale >> (8 * j) & 0xff), sh = longwave::ue8m0(tile.high_scale >> (8 * j) & 0xff);
-                sum[0] = fmaf(part[0], sl, sum[0]);
-                sum[1] = fmaf(part[1], sl, sum[1]);
-                sum[2] = fmaf(part[2], sh, sum[2]);
-                sum[3] = fmaf(part[3], sh, sum[3]);
-            }
-            // 2^14 of the widened codes comes back here.
-            const float s0 = __ldg(scales0 + b) * 16384.f, s1 = __ldg(scales1 + b) * 16384.f;
-            total[0] = fmaf(sum[0], s0, total[0]);
-            total[1] = fmaf(sum[1], s1, total[1]);
-            total[2] = fmaf(sum[2], s0, total[2]);
-            total[3] = fmaf(sum[3], s1, total[3]);
+            __syncthreads();
         }
-    }
-
-    __shared__ float sums[WARPS][8][ROWS + 1];
-    sums[warp][2 * c][g] = total[0];
-    sums[warp][2 * c + 1][g] = total[1];
-    sums[warp][2 * c][g + 8] = total[2];
-    sums[warp][2 * c + 1][g + 8] = total[3];
-    __syncthreads();
-    for (unsigned i = threadIdx.x; i < WARPS / SPLIT * 8 * ROWS; i += WARPS * 32) {
-        const unsigned r = i % ROWS, group = i / ROWS % (WARPS / SPLIT), p = i / ROWS / (WARPS / SPLIT);
-        const unsigned to = (blockIdx.x * (WARPS / SPLIT) + group) * ROWS;
-        if (p < pairs && to < rows) {
-            float sum = 0.f;
+        float total[4] = {};
+        for (unsigned start = part; start < blocks; start += AHEAD * SPLIT) {
+            const uint4* own = widened + (start * 32 + min(g, pairs - 1)) * 4 + c;
+            const float2* own_scales = reinterpret_cast<const float2*>(pair_scales) + start * 4 + c;
+            advance();
 #pragma unroll
-            for (int v = 0; v < SPLIT; v++) {
-                sum += sums[group * SPLIT + v][p][r];
+            for (int a = 0; a < AHEAD; a++) {
+                if (start + a * SPLIT < blocks) {
+                    const longwave::ExpertWeights& weights = ahead[a];
+                    const uint32_t wl[4] = {weights.low.x, weights.low.y, weights.low.z, weights.low.w};
+                    const uint32_t wh[4] = {weights.high.x, weights.high.y, weights.high.z, weights.high.w};
+                    float sum[4] = {};
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        const uint4 xs = own[(a * SPLIT * 4 + j) * 32];
+                        uint32_t l[4], h[4];
+                        longwave::widen_e2m1(wl[j], l);
+                        longwave::widen_e2m1(wh[j], h);
+                        float products[4];
+                        longwave::mma_f16_first(products, l[0], h[0], l[1], h[1], xs.x, xs.y);
+                        longwave::mma_f16(products, l[2], h[2], l[3], h[3], xs.z, xs.w);
+                        const float sl = longwave::ue8m0(weights.low_scale >> (8 * j) & 0xff);
+                        const float sh = longwave::ue8m0(weights.high_scale >> (8 * j) & 0xff);
+                        sum[0] = fmaf(products[0], sl, sum[0]);
+                        sum[1] = fmaf(products[1], sl, sum[1]);
+                        sum[2] = fmaf(products[2], sh, sum[2]);
+                        sum[3] = fmaf(products[3], sh, sum[3]);
+                    }
+                    const float2 s = own_scales[a * SPLIT * 4];
+                    total[0] = fmaf(sum[0], s.x, total[0]);
+                    total[1] = fmaf(sum[1], s.y, total[1]);
+                    total[2] = fmaf(sum[2], s.x, total[2]);
+                    total[3] = fmaf(sum[3], s.y, total[3]);
+                }
+                load(a);
             }
-            y[size_t(pair + p) * rows + to + r] = sum;
+        }
+        // The parts, added in order.
+        float(&of_tile)[WARPS][8][ROWS + 1] = sums[t % 2];
+        of_tile[warp][2 * c][g] = total[0];
+        of_tile[warp][2 * c + 1][g] = total[1];
+        of_tile[warp][2 * c][g + 8] = total[2];
+        of_tile[warp][2 * c + 1][g + 8] = total[3];
+        __syncthreads();
+        for (unsigned i = threadIdx.x; i < TEAMS * pairs * ROWS; i += WARPS * 32) {
+            const unsigned r = i % ROWS, of = i / ROWS % TEAMS, p = i / ROWS / TEAMS;
+            const unsigned to = (t % of_group * TEAMS + of) * ROWS;
+            if (to < o.rows) {
+                float sum = 0.f;
+#pragma unroll
+                for (int v = 0; v < SPLIT; v++) {
+                    sum += of_tile[of * SPLIT + v][p][r];
+                }
+                o.y[size_t(pair + p) * o.rows + to + r] = sum;
+            }
         }
     }
 }
@@ -151,9 +195,8 @@ __device__ __forceinline__ void many(const uint8_t* __restrict__ w, const uint8_
     const auto input_of = [&](unsigned p) { return inputs ? inputs[p] : p; };
     const unsigned blocks = cols / BLOCK;
     const unsigned wanted = (blockIdx.x * WARPS + warp) * ROWS, first = min(wanted, rows - ROWS);
-    const size_t row = size_t(expert) * rows + first + g;
-    const uint8_t* low = w + row * (cols / 2) + 16 * c;
-    const uint8_t* low_scales = w_scales + row * (cols / 32);
+    longwave::ExpertTile from_tile;
+    from_tile.find(w, w_scales, size_t(expert) * rows + first, cols);
     // Column blocks in the order of the parts.
     const auto advance = [&](unsigned& block, unsigned& part) {
         block += SPLIT;
@@ -176,18 +219,12 @@ __device__ __forceinline__ void many(const uint8_t* __restrict__ w, const uint8_
         advance(coming, coming_part);
         longwave::commit_copies();
     };
-    const auto load = [&](Tile& tile, unsigned b) {
-        tile.low = __ldg(reinterpret_cast<const uint4*>(low + b * (BLOCK / 2)));
-        tile.high = __ldg(reinterpret_cast<const uint4*>(low + b * (BLOCK / 2) + 4 * cols));
-        tile.low_scale = __ldg(reinterpret_cast<const uint32_t*>(low_scales + 4 * b));
-        tile.high_scale = __ldg(reinterpret_cast<const uint32_t*>(low_scales + 4 * b + cols / 4));
-    };
-    Tile ahead[AHEAD];
+    longwave::ExpertWeights ahead[AHEAD_MANY];
     unsigned next = 0, next_part = 0;
 #pragma unroll
-    for (int a = 0; a < AHEAD; a++) {
+    for (int a = 0; a < AHEAD_MANY; a++) {
         if (a < blocks) {
-            load(ahead[a], next);
+            ahead[a] = from_tile.load(next);
             advance(next, next_part);
         }
     }
@@ -197,16 +234,16 @@ __device__ __forceinline__ void many(const uint8_t* __restrict__ w, const uint8_
     }
     float parts[TILES][4] = {}, total[TILES][4] = {};
     unsigned b = 0, b_part = 0;
-    for (unsigned start = 0; start < blocks; start += AHEAD) {
+    for (unsigned start = 0; start < blocks; start += AHEAD_MANY) {
 #pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
+        for (int a = 0; a < AHEAD_MANY; a++) {
             const unsigned step = start + a;
             if (step >= blocks) {
                 break;
             }
-            const Tile tile = ahead[a];
-            if (step + AHEAD < blocks) {
-                load(ahead[a], next);
+            const longwave::ExpertWeights tile = ahead[a];
+            if (step + AHEAD_MANY < blocks) {
+                ahead[a] = from_tile.load(next);
                 advance(next, next_part);
             }
             longwave::wait_copies<STAGES - 2>();
@@ -291,22 +328,21 @@ __device__ __forceinline__ void many_of(const uint8_t* __restrict__ w, const uin
 
 // Blocks of a multiprocessor: as many as registers allow without spilling.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-#define RESIDENT 2
 #define RESIDENT_MANY 1
 #else
-#define RESIDENT 3
 #define RESIDENT_MANY 2
 #endif
 
 #define ENTRY(split)                                                                                                     \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) experts_fp4_##split(                                     \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) experts_fp4_##split(                                     \
         const uint8_t* w, const uint8_t* w_scales, const uint8_t* x, const float* x_scales, const int* groups,           \
-        const unsigned* inputs, float* y, unsigned rows, unsigned cols) {                                                \
+        const unsigned* inputs, float* y, unsigned rows, unsigned cols, unsigned group_count) {                          \
         longwave::overlap();                                                                                             \
-        experts<split>(w, w_scales, x, x_scales, groups, inputs, y, rows, cols);                                         \
+        experts<split>({w, w_scales, x, x_scales, groups, inputs, y, rows, cols, group_count});                          \
     }
 
-// From 4096 columns on, and fewer.
+// Grid: twice as many blocks as multiprocessors, 256 threads. Dynamic shared memory: 16 cols + cols / 4 bytes. With 4 parts from
+// 4096 columns on, and 2 for fewer.
 ENTRY(4)
 ENTRY(2)
 
@@ -321,28 +357,42 @@ ENTRY(2)
 MANY(4)
 MANY(2)
 
-// Columns 0 to 3 of a word (s e e m each, column 0 lowest) go to bits 7, 3, 2, 1 of bytes 0 to 3, columns 4 to 7 to bits
-// 0, 6, 5, 4.
+// A word of eight codes (s e e m each, column 0 lowest) in the order of widen_e2m1: of even columns in the lower half, of odd
+// ones in the upper half, and there columns 0 and 1 have bits 15 and 11 to 9, 2 and 3 bits 12 and 8 to 6, 4 and 5 bits 14 and
+// 5 to 3, 6 and 7 bits 13 and 2 to 0.
 __device__ __forceinline__ uint32_t arrange(uint32_t codes) {
+    constexpr int SIGN[4] = {15, 12, 14, 13}, REST[4] = {9, 6, 3, 0};
     uint32_t out = 0;
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-        const uint32_t a = codes >> (4 * k) & 15, b = codes >> (16 + 4 * k) & 15;
-        out |= ((a & 8) << 4 | (a & 7) << 1 | (b & 7) << 4 | b >> 3) << (8 * k);
+    for (int k = 0; k < 8; k++) {
+        const uint32_t code = codes >> (4 * k) & 15;
+        out |= ((code >> 3) << SIGN[k / 2] | (code & 7) << REST[k / 2]) << (16 * (k % 2));
     }
     return out;
 }
 
-// Within each 64 bytes (128 columns) of a row: word 4 j + c goes to word 4 c + j, so that a thread's sixteen bytes hold
-// eight columns of each group of 32; within a word as above. One thread per 64 bytes, once, when weights are loaded.
-extern "C" __global__ void repack(uint4* w, unsigned long long pieces) {
+// Arranges a tile of sixteen rows in place (common/experts.cuh), once, when weights are loaded. Grid: all experts' rows / 16,
+// 256 threads; dynamic shared memory: 8.5 cols bytes.
+extern "C" __global__ void repack(uint4* w, uint32_t* w_scales, unsigned cols) {
     longwave::overlap();
-    const unsigned long long i = static_cast<unsigned long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < pieces) {
-        const uint4 a = w[4 * i], b = w[4 * i + 1], c = w[4 * i + 2], d = w[4 * i + 3];
-        w[4 * i] = make_uint4(arrange(a.x), arrange(b.x), arrange(c.x), arrange(d.x));
-        w[4 * i + 1] = make_uint4(arrange(a.y), arrange(b.y), arrange(c.y), arrange(d.y));
-        w[4 * i + 2] = make_uint4(arrange(a.z), arrange(b.z), arrange(c.z), arrange(d.z));
-        w[4 * i + 3] = make_uint4(arrange(a.w), arrange(b.w), arrange(c.w), arrange(d.w));
+    extern __shared__ uint4 tile[];
+    const unsigned blocks = cols / BLOCK, codes = ROWS * blocks * 4, scales = ROWS * blocks;
+    uint32_t* tile_scales = reinterpret_cast<uint32_t*>(tile + codes);
+    w += size_t(blockIdx.x) * codes;
+    w_scales += size_t(blockIdx.x) * scales;
+    for (unsigned i = threadIdx.x; i < codes; i += blockDim.x) {
+        tile[i] = w[i];
+    }
+    for (unsigned i = threadIdx.x; i < scales; i += blockDim.x) {
+        tile_scales[i] = w_scales[i];
+    }
+    __syncthreads();
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(tile);
+    for (unsigned i = threadIdx.x; i < codes; i += blockDim.x) {
+        const unsigned block = i / (ROWS * 4), row = i / 4 % ROWS, c = i % 4, from = (row * blocks + block) * 16 + c;
+        w[i] = make_uint4(arrange(words[from]), arrange(words[from + 4]), arrange(words[from + 8]), arrange(words[from + 12]));
+    }
+    for (unsigned i = threadIdx.x; i < scales; i += blockDim.x) {
+        w_scales[i] = tile_scales[i % ROWS * blocks + i / ROWS];
     }
 }

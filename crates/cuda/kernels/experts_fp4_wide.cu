@@ -11,6 +11,7 @@
 #include "common/barrier.cuh"
 #include "common/cluster.cuh"
 #include "common/copy.cuh"
+#include "common/experts.cuh"
 #include "common/halves.cuh"
 #include "common/overlap.cuh"
 #include "common/tiles.cuh"
@@ -178,17 +179,12 @@ __device__ __forceinline__ void produce(const Operands& o, uint32_t base, uint32
     }
 }
 
-// One thread's weights of a column block: rows g and g + 8.
-struct Weights {
-    uint4 low, high;
-    uint32_t low_scale, high_scale;
-};
+using Weights = longwave::ExpertWeights;
 
 // The weights that are loaded next, of this tile or the one after it.
 template <class F>
 struct Stream {
-    const uint8_t* low;
-    const uint8_t* scales;
+    longwave::ExpertTile from;
     unsigned t, step, block, part;
     bool more;
 
@@ -198,11 +194,8 @@ struct Stream {
         Tile tile;
         more = tile.find(o, t);
         if (more) {
-            const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-            const unsigned first = min(tile.row + warp * 16, o.rows - 16);
-            const size_t row = size_t(tile.expert) * o.rows + first + lane / 4;
-            low = o.w + row * (o.cols / 2) + 16 * (lane % 4);
-            scales = o.w_scales + row * (o.cols / 32);
+            const unsigned first = min(tile.row + threadIdx.x / 32 * 16, o.rows - 16);
+            from.find(o.w, o.w_scales, size_t(tile.expert) * o.rows + first, o.cols);
         }
     }
 
@@ -211,10 +204,7 @@ struct Stream {
         const unsigned blocks = o.cols / BLOCK;
         if (more) {
             if (step < blocks) {
-                to.low = __ldg(reinterpret_cast<const uint4*>(low + block * (BLOCK / 2)));
-                to.high = __ldg(reinterpret_cast<const uint4*>(low + block * (BLOCK / 2) + 4 * o.cols));
-                to.low_scale = __ldg(reinterpret_cast<const uint32_t*>(scales + 4 * block));
-                to.high_scale = __ldg(reinterpret_cast<const uint32_t*>(scales + 4 * block + o.cols / 4));
+                to = from.load(block);
                 advance<F::SPLIT>(block, part, blocks);
             }
             if (++step == (blocks + F::AHEAD - 1) / F::AHEAD * F::AHEAD) {

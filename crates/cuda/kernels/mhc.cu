@@ -1,12 +1,15 @@
 // architectures: 90a 100a
 // Hyper-connections around a sublayer (model.md 5): four residual streams of bf16 [tokens, 4, width], float inside.
-//   mhc_dots   partial products of the 24 rows of fn with a token's streams, and of their squares
-//   mhc_pre    the mix (Sinkhorn), the sublayer's input, its RMS norm, and that as e4m3 with a scale per 128
-//   mhc_post   the streams after the sublayer, in place
+//   mhc_dots        partial products of the 24 rows of fn with a token's streams, and of their squares
+//   mhc_post_dots   the same of the streams as the sublayer before this leaves them, which are stored
+//   mhc_pre         the mix (Sinkhorn), the sublayer's input, its RMS norm, and that as e4m3 with a scale per 128
+//   mhc_post        the streams after the last sublayer, in place
 // Sums have one order whatever the number of tokens. width % 256 == 0 and width <= 8192.
 #include <stdint.h>
 
 #include "common/bf16.cuh"
+#include "common/cluster.cuh"
+#include "common/copy.cuh"
 #include "common/fp8.cuh"
 #include "common/overlap.cuh"
 #include "common/reduce.cuh"
@@ -16,30 +19,59 @@ namespace {
 constexpr int ROWS = 24;
 // Values of a partial sum: 24 products and the squares, padded.
 constexpr int PARTIAL = 32;
-// Columns of a block of mhc_dots.
-constexpr int COLUMNS = 512;
-// Blocks of the widest model.
-constexpr int MOST_BLOCKS = 4 * 8192 / COLUMNS;
+// Columns of each stream that a block of products has.
+constexpr int COLUMNS = 128;
+constexpr int MOST_WIDTH = 8192;
+// Rounds of four columns per thread over the widest model.
+constexpr int ROUNDS = MOST_WIDTH / 1024;
 
-}  // namespace
+// A stream's two columns after a sublayer with output y: post, then comb with the source stream first.
+__device__ __forceinline__ float2 updated(const float* mix, unsigned stream, float2 y, const float2 (&old)[4]) {
+    const float p = __ldg(mix + stream);
+    float2 sum = make_float2(p * y.x, p * y.y);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float c = __ldg(mix + 4 + 4 * i + stream);
+        sum = make_float2(fmaf(c, old[i].x, sum.x), fmaf(c, old[i].y, sum.y));
+    }
+    return sum;
+}
 
-// Grid (4 * width / COLUMNS, at most tokens), 256 threads; partial [tokens, blocks, PARTIAL].
-extern "C" __global__ void __launch_bounds__(256)
-mhc_dots(const uint32_t* __restrict__ streams, const float2* __restrict__ fn, float* __restrict__ partial, unsigned width,
-         unsigned tokens) {
+// A block has its columns of all four streams: 64 threads with two each per stream.
+template <bool AFTER>
+__device__ __forceinline__ void dots(uint32_t* streams, const uint32_t* y, const float* mix, const float2* fn, float* partial,
+                                     unsigned width, unsigned tokens) {
     longwave::start_next();
-    const unsigned total = 4 * width, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const unsigned at = blockIdx.x * (COLUMNS / 2) + threadIdx.x;
+    const unsigned half = width / 2, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const unsigned stream = threadIdx.x / (COLUMNS / 2), column = blockIdx.x * (COLUMNS / 2) + threadIdx.x % (COLUMNS / 2);
+    const unsigned at = stream * half + column;
     float2 f[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        f[r] = __ldg(fn + size_t(r) * (total / 2) + at);
+        f[r] = __ldg(fn + size_t(r) * (4 * half) + at);
     }
     longwave::wait_before();
     __shared__ float sums[2][8][PARTIAL];
     unsigned turn = 0;
     for (unsigned token = blockIdx.y; token < tokens; token += gridDim.y, turn ^= 1) {
-        const float2 x = longwave::widen(streams[size_t(token) * (total / 2) + at]);
+        uint32_t* row = streams + size_t(token) * (4 * half);
+        float2 x;
+        if constexpr (AFTER) {
+            float2 old[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                old[i] = longwave::widen(row[i * half + column]);
+            }
+            const float2 out = longwave::widen(y[size_t(token) * half + column]);
+            const float2 sum = updated(mix + size_t(token) * 20, stream, out, old);
+            const uint32_t rounded = longwave::narrow(sum.x, sum.y);
+            // The other streams' threads have read what this replaces.
+            __syncthreads();
+            row[at] = rounded;
+            x = longwave::widen(rounded);
+        } else {
+            x = longwave::widen(row[at]);
+        }
         float v[PARTIAL];
 #pragma unroll
         for (int r = 0; r < PARTIAL; r++) {
@@ -47,7 +79,7 @@ mhc_dots(const uint32_t* __restrict__ streams, const float2* __restrict__ fn, fl
         }
         sums[turn][warp][lane] = longwave::warp_sums(v);
         __syncthreads();
-        if (threadIdx.x <= ROWS) {
+        if (threadIdx.x < PARTIAL) {
             float sum = 0.f;
 #pragma unroll
             for (int w = 0; w < 8; w++) {
@@ -58,79 +90,160 @@ mhc_dots(const uint32_t* __restrict__ streams, const float2* __restrict__ fn, fl
     }
 }
 
-// Grid tokens, 256 threads. base [24], scale [3] (pre, post, comb); mix [tokens, 20]: post, then comb with the source
-// stream first. codes [tokens, width], scales [tokens, width / 128]; normed bf16 [tokens, width].
-extern "C" __global__ void __launch_bounds__(256, 3)
+__device__ __forceinline__ float sigmoid(float v) {
+    return 1.f / (1.f + __expf(-v));
+}
+
+__device__ __forceinline__ float sum_of(const float (&c)[16], int first, int step) {
+    return (c[first] + c[first + step]) + (c[first + 2 * step] + c[first + 3 * step]);
+}
+
+// Every row (STEP 1) or column (STEP 4) over its sum.
+template <int STEP>
+__device__ __forceinline__ void normalise(float (&c)[16], float eps) {
+#pragma unroll
+    for (int line = 0; line < 4; line++) {
+        const int first = line * (STEP == 1 ? 4 : 1);
+        const float factor = __fdividef(1.f, sum_of(c, first, STEP) + eps);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            c[first + k * STEP] *= factor;
+        }
+    }
+}
+
+}  // namespace
+
+// Grid (width / COLUMNS, at most tokens), 256 threads; partial [tokens, blocks, PARTIAL].
+extern "C" __global__ void __launch_bounds__(256)
+mhc_dots(uint32_t* streams, const float2* fn, float* partial, unsigned width, unsigned tokens) {
+    dots<false>(streams, nullptr, nullptr, fn, partial, width, tokens);
+}
+
+// The same grid. y bf16 [tokens, width], the output of the sublayer before; mix as mhc_pre left it for that one.
+extern "C" __global__ void __launch_bounds__(256)
+mhc_post_dots(uint32_t* streams, const uint32_t* y, const float* mix, const float2* fn, float* partial, unsigned width,
+              unsigned tokens) {
+    dots<true>(streams, y, mix, fn, partial, width, tokens);
+}
+
+// Grid tokens, 288 threads: eight warps for the sublayer's input, one for the mix that is needed after it. base [24],
+// scale [3] (pre, post, comb); mix [tokens, 20]: post, then comb with the source stream first. codes [tokens, width],
+// scales [tokens, width / 128]; normed bf16 [tokens, width].
+extern "C" __global__ void __launch_bounds__(288, 2)
 mhc_pre(const uint32_t* __restrict__ streams, const float* __restrict__ partial, const float* __restrict__ base,
         const float* __restrict__ scale, const float* __restrict__ weight, float* __restrict__ mix,
         uint32_t* __restrict__ normed, uint32_t* __restrict__ codes, float* __restrict__ scales, unsigned width,
         float norm_eps, float hc_eps, unsigned iters) {
-    longwave::overlap();
+    longwave::start_next();
     __shared__ float dots[PARTIAL];
-    __shared__ float parts[MOST_BLOCKS * PARTIAL];
-    __shared__ float pre[4];
-    const unsigned token = blockIdx.x, blocks = 4 * width / COLUMNS;
-    // All of them at once, then in order.
-    for (unsigned i = threadIdx.x; i < blocks * PARTIAL; i += 256) {
-        parts[i] = partial[size_t(token) * blocks * PARTIAL + i];
-    }
-    __syncthreads();
-    if (threadIdx.x <= ROWS) {
-        float sum = 0.f;
-        for (unsigned b = 0; b < blocks; b++) {
-            sum += parts[b * PARTIAL + threadIdx.x];
+    __shared__ float squares_of[8];
+    __shared__ float bases[ROWS], factors[3];
+    __shared__ __align__(16) float gains[MOST_WIDTH];
+    const unsigned token = blockIdx.x, blocks = width / COLUMNS, quads = width / 4;
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const bool mixes = warp == 8;
+    // Weights, before the kernel before this one has ended. A thread reads the gains that it copied.
+    if (mixes) {
+        if (lane < ROWS) {
+            bases[lane] = __ldg(base + lane);
         }
-        dots[threadIdx.x] = sum;
+        if (lane < 3) {
+            factors[lane] = __ldg(scale + lane);
+        }
+    } else {
+        for (unsigned at = threadIdx.x; at < quads; at += 256) {
+            longwave::copy_16(longwave::shared_address(gains + 4 * at), weight + 4 * at);
+        }
+        longwave::commit_copies();
+    }
+    longwave::wait_before();
+    // Warp q adds up rows 4 q .. 4 q + 3 of all blocks, a block per lane; the streams are on their way meanwhile.
+    float4 part = make_float4(0.f, 0.f, 0.f, 0.f);
+    uint2 x[ROUNDS][4];
+    if (!mixes) {
+        const float4* parts = reinterpret_cast<const float4*>(partial + size_t(token) * blocks * PARTIAL) + warp;
+        if (lane < blocks) {
+            part = parts[lane * (PARTIAL / 4)];
+        }
+        if (lane + 32 < blocks) {
+            const float4 more = parts[(lane + 32) * (PARTIAL / 4)];
+            part = make_float4(part.x + more.x, part.y + more.y, part.z + more.z, part.w + more.w);
+        }
+        const uint2* rows = reinterpret_cast<const uint2*>(streams + size_t(token) * 2 * width);
+#pragma unroll
+        for (unsigned q = 0; q < ROUNDS; q++) {
+            if (q * 256 + threadIdx.x < quads) {
+#pragma unroll
+                for (int s = 0; s < 4; s++) {
+                    x[q][s] = rows[s * quads + q * 256 + threadIdx.x];
+                }
+            }
+        }
+        part = make_float4(longwave::warp_sum(part.x), longwave::warp_sum(part.y), longwave::warp_sum(part.z),
+                           longwave::warp_sum(part.w));
+        if (lane == 0) {
+            reinterpret_cast<float4*>(dots)[warp] = part;
+        }
     }
     __syncthreads();
-    if (threadIdx.x < 32) {
-        // Lane 4 i + j of the first sixteen holds C[i][j]; the others compute along and are ignored.
-        const unsigned lane = threadIdx.x, i = lane / 4 % 4, j = lane % 4;
-        const float r = rsqrtf(dots[ROWS] / float(4 * width) + norm_eps);
-        const auto sigmoid = [](float v) { return 1.f / (1.f + __expf(-v)); };
-        const auto of = [&](unsigned row, unsigned s) { return dots[row] * r * scale[s] + base[row]; };
-        const auto over_row = [](float v) {
-            v += __shfl_xor_sync(0xffffffffu, v, 1);
-            return v + __shfl_xor_sync(0xffffffffu, v, 2);
-        };
-        const auto over_column = [](float v) {
-            v += __shfl_xor_sync(0xffffffffu, v, 4);
-            return v + __shfl_xor_sync(0xffffffffu, v, 8);
-        };
-        const float a = of(8 + 4 * i + j, 2);
-        float most = fmaxf(a, __shfl_xor_sync(0xffffffffu, a, 1));
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-        const float e = __expf(a - most);
-        float c = e / over_row(e) + hc_eps;
-        c /= over_column(c) + hc_eps;
+    const float r = rsqrtf(dots[ROWS] / float(4 * width) + norm_eps);
+    if (mixes) {
+        // Every lane has the whole 4 x 4 matrix.
+        float c[16];
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            c[i] = dots[8 + i] * r * factors[2] + bases[8 + i];
+        }
+#pragma unroll
+        for (int i = 0; i < 16; i += 4) {
+            const float most = fmaxf(fmaxf(c[i], c[i + 1]), fmaxf(c[i + 2], c[i + 3]));
+#pragma unroll
+            for (int j = i; j < i + 4; j++) {
+                c[j] = __expf(c[j] - most);
+            }
+        }
+        normalise<1>(c, 0.f);
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            c[i] += hc_eps;
+        }
+        normalise<4>(c, hc_eps);
         for (unsigned n = 1; n < iters; n++) {
-            c /= over_row(c) + hc_eps;
-            c /= over_column(c) + hc_eps;
+            normalise<1>(c, hc_eps);
+            normalise<4>(c, hc_eps);
         }
-        if (lane < 16) {
-            mix[size_t(token) * 20 + 4 + lane] = c;
+        if (lane == 0) {
+            float4* to = reinterpret_cast<float4*>(mix + size_t(token) * 20);
+            float post[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                post[i] = 2.f * sigmoid(dots[4 + i] * r * factors[1] + bases[4 + i]);
+            }
+            to[0] = make_float4(post[0], post[1], post[2], post[3]);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                to[1 + i] = make_float4(c[4 * i], c[4 * i + 1], c[4 * i + 2], c[4 * i + 3]);
+            }
         }
-        if (lane < 4) {
-            pre[lane] = sigmoid(of(lane, 0)) + hc_eps;
-            mix[size_t(token) * 20 + lane] = 2.f * sigmoid(of(4 + lane, 1));
-        }
+        return;
     }
-    __syncthreads();
-    // The sublayer's input, four columns per thread and round; rounds are kept, there are at most eight.
-    float4 h[8];
-    const float w[4] = {pre[0], pre[1], pre[2], pre[3]};
-    const uint2* rows = reinterpret_cast<const uint2*>(streams + size_t(token) * 2 * width);
+    // The sublayer's input, four columns per thread and round.
+    float w[4];
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+        w[s] = sigmoid(dots[s] * r * factors[0] + bases[s]) + hc_eps;
+    }
+    float4 h[ROUNDS];
     float squares = 0.f;
     // In the last round of a width that 1024 does not divide only some of the warps have columns.
-    const unsigned quads = width / 4;
 #pragma unroll
-    for (unsigned q = 0; q < 8; q++) {
+    for (unsigned q = 0; q < ROUNDS; q++) {
         if (q * 256 + threadIdx.x < quads) {
             float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
             for (int s = 0; s < 4; s++) {
-                const uint2 v = rows[s * (width / 4) + q * 256 + threadIdx.x];
-                const float2 a = longwave::widen(v.x), b = longwave::widen(v.y);
+                const float2 a = longwave::widen(x[q][s].x), b = longwave::widen(x[q][s].y);
                 sum = make_float4(fmaf(w[s], a.x, sum.x), fmaf(w[s], a.y, sum.y), fmaf(w[s], b.x, sum.z), fmaf(w[s], b.y, sum.w));
             }
             h[q] = make_float4(longwave::round_bf16(sum.x), longwave::round_bf16(sum.y), longwave::round_bf16(sum.z),
@@ -138,51 +251,53 @@ mhc_pre(const uint32_t* __restrict__ streams, const float* __restrict__ partial,
             squares += h[q].x * h[q].x + h[q].y * h[q].y + h[q].z * h[q].z + h[q].w * h[q].w;
         }
     }
-    const float factor = rsqrtf(longwave::block_sum(squares) / float(width) + norm_eps);
+    squares = longwave::warp_sum(squares);
+    if (lane == 0) {
+        squares_of[warp] = squares;
+    }
+    longwave::wait_copies<0>();
+    // The eight warps alone.
+    asm volatile("bar.sync 1, 256;" ::: "memory");
+    squares = 0.f;
 #pragma unroll
-    for (unsigned q = 0; q < 8; q++) {
+    for (int i = 0; i < 8; i++) {
+        squares += squares_of[i];
+    }
+    const float factor = rsqrtf(squares / float(width) + norm_eps);
+#pragma unroll
+    for (unsigned q = 0; q < ROUNDS; q++) {
         const unsigned at = q * 256 + threadIdx.x;
         if (at < quads) {
-            const float4 g = __ldg(reinterpret_cast<const float4*>(weight) + at);
+            const float4 g = reinterpret_cast<const float4*>(gains)[at];
             const float y0 = longwave::round_bf16(h[q].x * factor * g.x), y1 = longwave::round_bf16(h[q].y * factor * g.y);
             const float y2 = longwave::round_bf16(h[q].z * factor * g.z), y3 = longwave::round_bf16(h[q].w * factor * g.w);
-            reinterpret_cast<uint2*>(normed)[size_t(token) * (width / 4) + at] =
+            reinterpret_cast<uint2*>(normed)[size_t(token) * quads + at] =
                 make_uint2(longwave::narrow(y0, y1), longwave::narrow(y2, y3));
             // A warp has 128 neighbouring columns: one group.
-            codes[size_t(token) * (width / 4) + at] =
+            codes[size_t(token) * quads + at] =
                 longwave::quantise_group(y0, y1, y2, y3, scales + size_t(token) * (width / 128) + at / 32);
         }
     }
 }
 
-// Grid (width / 1024 rounded up, tokens), 256 threads. y bf16 [tokens, width], the sublayer's output.
+// Grid (width / 512 rounded up, tokens), 256 threads. y bf16 [tokens, width], the sublayer's output.
 extern "C" __global__ void __launch_bounds__(256)
-mhc_post(uint32_t* __restrict__ streams, const uint32_t* __restrict__ y, const float* __restrict__ mix, unsigned width) {
+mhc_post(uint32_t* streams, const uint32_t* y, const float* mix, unsigned width) {
     longwave::overlap();
-    const unsigned token = blockIdx.y, at = blockIdx.x * 256 + threadIdx.x;
-    if (at >= width / 4) {
+    const unsigned token = blockIdx.y, column = blockIdx.x * 256 + threadIdx.x, half = width / 2;
+    if (column >= half) {
         return;
     }
-    const float* m = mix + size_t(token) * 20;
-    uint2* rows = reinterpret_cast<uint2*>(streams + size_t(token) * 2 * width);
-    const uint2 v = reinterpret_cast<const uint2*>(y)[size_t(token) * (width / 4) + at];
-    const float2 ya = longwave::widen(v.x), yb = longwave::widen(v.y);
-    float4 old[4];
+    uint32_t* row = streams + size_t(token) * (4 * half);
+    float2 old[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const uint2 x = rows[i * (width / 4) + at];
-        const float2 a = longwave::widen(x.x), b = longwave::widen(x.y);
-        old[i] = make_float4(a.x, a.y, b.x, b.y);
+        old[i] = longwave::widen(row[i * half + column]);
     }
+    const float2 out = longwave::widen(y[size_t(token) * half + column]);
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const float p = __ldg(m + j);
-        float4 sum = make_float4(p * ya.x, p * ya.y, p * yb.x, p * yb.y);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float c = __ldg(m + 4 + 4 * i + j);
-            sum = make_float4(fmaf(c, old[i].x, sum.x), fmaf(c, old[i].y, sum.y), fmaf(c, old[i].z, sum.z), fmaf(c, old[i].w, sum.w));
-        }
-        rows[j * (width / 4) + at] = make_uint2(longwave::narrow(sum.x, sum.y), longwave::narrow(sum.z, sum.w));
+    for (unsigned j = 0; j < 4; j++) {
+        const float2 sum = updated(mix + size_t(token) * 20, j, out, old);
+        row[j * half + column] = longwave::narrow(sum.x, sum.y);
     }
 }

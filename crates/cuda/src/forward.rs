@@ -135,8 +135,10 @@ impl Model {
         frequencies[0].write(stream, &longwave_model::rope::main(c))?;
         frequencies[1].write(stream, &longwave_model::rope::compressed(c))?;
         let blocks = weights.layers.iter().chain(weights.mtp.as_ref().map(|mtp| &mtp.block));
-        for codes in blocks.flat_map(|b| [&b.moe.gate_up.codes, &b.moe.down.codes]) {
-            ops.experts.repack(stream, codes.address(), codes.len() as u64)?;
+        for packed in blocks.flat_map(|b| [&b.moe.gate_up, &b.moe.down]) {
+            let (codes, scales, cols) = (&packed.codes, &packed.scales, packed.cols);
+            let rows = (codes.len() / (cols as usize / 2)) as u32;
+            ops.experts.repack(stream, codes.address(), scales.address(), rows, cols)?;
         }
         let beside = (streams > 1).then(|| Beside::new(context)).transpose()?;
         Ok(Model { config, weights, pools, scratch, ops, timers: None, beside, reduce: None, frequencies })
@@ -152,8 +154,13 @@ impl Model {
         let table = self.weights.embed.values.address();
         self.ops.ends.embed(stream, lists.ids, table, s.streams.address(), d, lists.tokens)?;
         self.mark(stream, "angles and embedding")?;
-        for (layer, block) in self.weights.layers.iter().enumerate() {
-            self.block(stream, layer, block, s.streams.address(), lists)?;
+        let layers = &self.weights.layers;
+        if let Some(first) = layers.first() {
+            self.start(stream, &first.hc_attn, &self.mixing(s.streams.address(), lists.tokens))?;
+        }
+        for (layer, block) in layers.iter().enumerate() {
+            let next = layers.get(layer + 1).map(|block| &block.hc_attn);
+            self.block(stream, layer, block, next, s.streams.address(), lists)?;
         }
         Ok(())
     }
@@ -256,12 +263,14 @@ impl Model {
         self.ops.bf16.launch(stream, &product)
     }
 
-    /// Block `layer` over `streams`, in place.
+    /// Block `layer` over `streams`, in place, behind the products of its first mixing site: `start`, or a block that was told
+    /// this site as its `next`.
     pub(crate) fn block(
         &self,
         stream: &Stream,
         layer: usize,
         b: &Block,
+        next: Option<&Mixer>,
         streams: u64,
         lists: &Lists,
     ) -> Result<(), DriverError> {
@@ -269,11 +278,14 @@ impl Model {
         let mixing = self.mixing(streams, lists.tokens);
         self.before(stream, &b.hc_attn, &b.attn_norm, &mixing)?;
         self.attention(stream, layer, &b.attn, lists)?;
-        self.ops.mhc.after(stream, &shape, &mixing, y)?;
+        self.ops.mhc.next(stream, &shape, b.hc_ffn.function.address(), &mixing, y)?;
         self.mark(stream, "mHC after")?;
         self.before(stream, &b.hc_ffn, &b.ffn_norm, &mixing)?;
         self.experts(stream, b, lists)?;
-        self.ops.mhc.after(stream, &shape, &mixing, y)?;
+        match next {
+            Some(mixer) => self.ops.mhc.next(stream, &shape, mixer.function.address(), &mixing, y)?,
+            None => self.ops.mhc.after(stream, &shape, &mixing, y)?,
+        }
         self.mark(stream, "mHC after")
     }
 
@@ -291,7 +303,12 @@ impl Model {
         }
     }
 
-    /// A sublayer's input: `normed` and, quantised, `input`.
+    /// Products of streams with a mixing site before which no sublayer was.
+    pub(crate) fn start(&self, stream: &Stream, mixer: &Mixer, mixing: &MhcBatch) -> Result<(), DriverError> {
+        self.ops.mhc.start(stream, &mhc_shape(&self.config), mixer.function.address(), mixing)
+    }
+
+    /// A sublayer's input: `normed` and, quantised, `input`; behind the site's products.
     pub(crate) fn before(
         &self,
         stream: &Stream,
@@ -299,12 +316,7 @@ impl Model {
         norm: &DeviceSlice<f32>,
         mixing: &MhcBatch,
     ) -> Result<(), DriverError> {
-        let site = MhcSite {
-            function: mixer.function.address(),
-            base: mixer.base.address(),
-            scale: mixer.scale.address(),
-            weight: norm.address(),
-        };
+        let site = MhcSite { base: mixer.base.address(), scale: mixer.scale.address(), weight: norm.address() };
         self.ops.mhc.before(stream, &mhc_shape(&self.config), &site, mixing)?;
         self.mark(stream, "mHC before")
     }

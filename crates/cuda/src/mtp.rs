@@ -31,7 +31,9 @@ impl Model {
     pub fn mtp(&self, stream: &Stream, rows: &MtpRows, lists: &Lists) -> Result<(), DriverError> {
         self.angles(stream, lists, 0, 0, 1)?;
         self.mtp_input(stream, rows, lists)?;
-        self.block(stream, self.config.num_hidden_layers, &self.module().block, rows.out.address(), lists)
+        let (block, streams) = (&self.module().block, rows.out.address());
+        self.start(stream, &block.hc_attn, &self.mixing(streams, lists.tokens))?;
+        self.block(stream, self.config.num_hidden_layers, block, None, streams, lists)
     }
 
     /// Stores the window rows that [`Model::mtp`] would store, bit for bit, and computes little else.
@@ -40,6 +42,7 @@ impl Model {
         self.angles(stream, lists, 0, 0, 1)?;
         self.mtp_input(stream, rows, lists)?;
         let mixing = self.mixing(rows.out.address(), lists.tokens);
+        self.start(stream, &block.hc_attn, &mixing)?;
         self.before(stream, &block.hc_attn, &block.attn_norm, &mixing)?;
         self.keys(stream, self.config.num_hidden_layers, &block.attn, lists)
     }

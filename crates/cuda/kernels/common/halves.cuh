@@ -6,15 +6,16 @@
 
 namespace longwave {
 
-// Codes of eight columns, as `repack` (experts_fp4.cu) arranges them, as four pairs of halves times 2^-14; exact. The upper byte of a half
-// is sign, five bits of exponent, two of mantissa; s000eem0 is e2m1's value times 2^-14, zero and 0.5 included.
+// Codes of eight columns, as `repack` (experts_fp4.cu) arranges them, as four pairs of halves times 2^-14; exact. A half with
+// e2m1's sign in its highest bit and its other three bits in bits 11 to 9 is e2m1's value times 2^-14, zero and 0.5 included.
+// Products stand where shifts would: these have another pipe, and masks and shifts are what the experts' kernels wait for.
+// What a product adds outside of the mask carries no further than bit 23.
 __device__ __forceinline__ void widen_e2m1(uint32_t codes, uint32_t (&out)[4]) {
-    const uint32_t first = codes & 0x8e8e8e8eu;
-    const uint32_t second = ((codes >> 3) & 0x0e0e0e0eu) | ((codes << 7) & 0x80808080u);
-    out[0] = __byte_perm(first, 0, 0x1404);
-    out[1] = __byte_perm(first, 0, 0x3424);
-    out[2] = __byte_perm(second, 0, 0x1404);
-    out[3] = __byte_perm(second, 0, 0x3424);
+    constexpr uint32_t HALVES = 0x8e008e00u;
+    out[0] = codes & HALVES;
+    out[1] = (codes << 3) & HALVES;
+    out[2] = ((codes & 0x40384038u) * 66) & HALVES;
+    out[3] = ((codes & 0x20072007u) * 516) & HALVES;
 }
 
 // Two e4m3 codes as a pair of halves.

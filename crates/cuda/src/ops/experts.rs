@@ -47,11 +47,11 @@ pub struct ExpertShape {
 pub struct ExpertWeights {
     /// Routed, packed e2m1 `[experts, 2 * inner, width / 2]`, arranged.
     pub gate_up: u64,
-    /// ue8m0 `[experts, 2 * inner, width / 32]`.
+    /// ue8m0 `[experts, 2 * inner, width / 32]`, arranged.
     pub gate_up_scales: u64,
     /// Routed, packed e2m1 `[experts, width, inner / 2]`, arranged.
     pub down: u64,
-    /// ue8m0 `[experts, width, inner / 32]`.
+    /// ue8m0 `[experts, width, inner / 32]`, arranged.
     pub down_scales: u64,
     /// Shared, e4m3 `[2 * shared_inner, width]`.
     pub shared_gate_up: u64,
@@ -70,7 +70,7 @@ pub struct ExpertWeights {
 pub struct RoutedProduct {
     /// Packed weights `[experts, rows, cols / 2]`, arranged.
     pub w: u64,
-    /// Their scales, ue8m0 `[experts, rows, cols / 32]`.
+    /// Their scales, ue8m0 `[experts, rows, cols / 32]`, arranged.
     pub w_scales: u64,
     /// Inputs, e4m3 `[inputs, cols]`.
     pub x: u64,
@@ -167,18 +167,20 @@ impl Experts {
                 products.kernel("experts_fp4_2", shared_bytes(MOST_COLS))?,
             ],
             many: [products.kernel("experts_fp4_many_4", 0)?, products.kernel("experts_fp4_many_2", 0)?],
-            repack: products.kernel("repack", 0)?,
+            repack: products.kernel("repack", repack_bytes(MOST_COLS))?,
             swiglu: module.kernel("swiglu", 0)?,
             combine: module.kernel("combine", 0)?,
             combine_part: module.kernel("combine_part", 0)?,
         })
     }
 
-    /// Arranges `bytes` of packed weights in place, once after loading; a row has a multiple of 64 bytes.
-    pub fn repack(&self, stream: &Stream, w: u64, bytes: u64) -> Result<(), DriverError> {
-        let pieces = bytes / 64;
-        let grid = Grid::new(pieces.div_ceil(256) as u32, 256);
-        stream.launch(&self.repack, grid, &[Argument::Pointer(w), Argument::U64(pieces)])
+    /// Arranges packed weights and their scales in place, once after loading: `rows` of all experts, a multiple of 16, of
+    /// `cols` columns, a multiple of 128.
+    pub fn repack(&self, stream: &Stream, w: u64, w_scales: u64, rows: u32, cols: u32) -> Result<(), DriverError> {
+        let fits = rows.is_multiple_of(16) && cols.is_multiple_of(128) && cols <= MOST_COLS;
+        assert!(fits, "experts of {rows} x {cols}");
+        let grid = Grid { shared_bytes: repack_bytes(cols), ..Grid::new(rows / 16, 256) };
+        stream.launch(&self.repack, grid, &[Argument::Pointer(w), Argument::Pointer(w_scales), cols.into()])
     }
 
     /// Products of routed experts.
@@ -189,17 +191,15 @@ impl Experts {
         let [w, w_scales, x, x_scales, groups, inputs, y] = pointers;
         let arguments = [w, w_scales, x, x_scales, groups, inputs, y, p.rows.into(), p.cols.into()];
         let narrow = usize::from(p.cols < 4096);
-        let row_tiles = p.rows / 16;
+        let counted = [&arguments[..], &[p.group_count.into()]].concat();
         if p.group == GROUPS[0] {
-            let blocks = [row_tiles.div_ceil([2, 4][narrow]), p.group_count, 1];
-            let grid = Grid { blocks, shared_bytes: shared_bytes(p.cols), ..Grid::new(1, 256) };
-            stream.launch(&self.few[narrow], grid, &arguments)
+            let grid = Grid { shared_bytes: shared_bytes(p.cols), ..Grid::new(2 * self.multiprocessors, 256) };
+            stream.launch(&self.few[narrow], grid, &counted)
         } else if let Some(wide) = self.wide.as_ref().filter(|_| p.pairs >= WIDE_PAIRS * p.experts) {
-            let arguments = [&arguments[..], &[p.group_count.into()]].concat();
             let grid = Grid { shared_bytes: WIDE_BYTES, ..Grid::new(self.multiprocessors, 512) };
-            stream.launch(&wide[narrow], grid, &arguments)
+            stream.launch(&wide[narrow], grid, &counted)
         } else {
-            let blocks = [row_tiles.div_ceil(8), p.group_count, p.group.div_ceil(32)];
+            let blocks = [(p.rows / 16).div_ceil(8), p.group_count, p.group.div_ceil(32)];
             let grid = Grid { blocks, ..Grid::new(1, 256) };
             stream.launch(&self.many[narrow], grid, &arguments)
         }
@@ -328,7 +328,12 @@ impl Experts {
     }
 }
 
-/// Room for eight widened inputs.
+/// Room for eight widened inputs and their scales.
 fn shared_bytes(cols: u32) -> u32 {
-    8 * 2 * cols
+    16 * cols + cols / 4
+}
+
+/// Room for sixteen rows of codes and scales.
+fn repack_bytes(cols: u32) -> u32 {
+    8 * cols + cols / 2
 }

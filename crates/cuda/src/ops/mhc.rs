@@ -5,14 +5,15 @@ use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream
 
 /// Products of a token and its squares in one block of columns, padded.
 const PARTIAL: u64 = 32;
-/// Columns of a block of products.
-const COLUMNS: u32 = 512;
+/// Columns of each stream of a block of products.
+const COLUMNS: u32 = 128;
 /// Tokens whose products are computed at once; a block keeps its weights for the next ones.
 const DOTS_AT_ONCE: u32 = 64;
 
 /// The kernels.
 pub struct Mhc {
     dots: Kernel,
+    post_dots: Kernel,
     pre: Kernel,
     post: Kernel,
 }
@@ -33,8 +34,6 @@ pub struct MhcShape {
 /// Weights of a mixing site and of the norm behind it; addresses of floats.
 #[derive(Debug, Clone, Copy)]
 pub struct MhcSite {
-    /// `fn`, `[24, 4 * width]`.
-    pub function: u64,
     /// `[24]`.
     pub base: u64,
     /// `[3]`: pre, post, comb.
@@ -65,7 +64,7 @@ pub struct MhcBatch {
 impl MhcShape {
     /// Bytes of scratch for `tokens` tokens.
     pub fn scratch_bytes(&self, tokens: u32) -> u64 {
-        u64::from(tokens) * u64::from(4 * self.width / COLUMNS) * PARTIAL * 4
+        u64::from(tokens) * u64::from(self.width / COLUMNS) * PARTIAL * 4
     }
 }
 
@@ -74,22 +73,25 @@ impl Mhc {
     pub fn new(context: &Context) -> Result<Mhc, DriverError> {
         let module = Module::load(context, "mhc")?;
         let kernel = |name| module.kernel(name, 0);
-        Ok(Mhc { dots: kernel("mhc_dots")?, pre: kernel("mhc_pre")?, post: kernel("mhc_post")? })
+        let (dots, post_dots) = (kernel("mhc_dots")?, kernel("mhc_post_dots")?);
+        Ok(Mhc { dots, post_dots, pre: kernel("mhc_pre")?, post: kernel("mhc_post")? })
     }
 
-    /// The mix of a site and the sublayer's input.
+    /// Products of the streams with the `function` (`fn`, float `[24, 4 * width]`) of a site before which no sublayer was.
+    pub fn start(&self, stream: &Stream, shape: &MhcShape, function: u64, b: &MhcBatch) -> Result<(), DriverError> {
+        let [streams, function, partial] = [b.streams, function, b.partial].map(Argument::Pointer);
+        let arguments = [streams, function, partial, shape.width.into(), b.tokens.into()];
+        if b.tokens == 0 { Ok(()) } else { stream.launch(&self.dots, products(shape, b), &arguments) }
+    }
+
+    /// The mix of a site and the sublayer's input, behind `start` or `next` with its function.
     pub fn before(&self, stream: &Stream, shape: &MhcShape, site: &MhcSite, b: &MhcBatch) -> Result<(), DriverError> {
-        let fits = shape.width.is_multiple_of(256) && shape.width <= 8192;
-        assert!(fits, "hyper-connections of width {}", shape.width);
         if b.tokens == 0 {
             return Ok(());
         }
-        let [streams, function, partial] = [b.streams, site.function, b.partial].map(Argument::Pointer);
-        let grid = Grid { blocks: [4 * shape.width / COLUMNS, b.tokens.min(DOTS_AT_ONCE), 1], ..Grid::new(1, 256) };
-        stream.launch(&self.dots, grid, &[streams, function, partial, shape.width.into(), b.tokens.into()])?;
         let arguments = [
-            streams,
-            partial,
+            Argument::Pointer(b.streams),
+            Argument::Pointer(b.partial),
             Argument::Pointer(site.base),
             Argument::Pointer(site.scale),
             Argument::Pointer(site.weight),
@@ -102,16 +104,38 @@ impl Mhc {
             shape.hc_eps.into(),
             shape.iters.into(),
         ];
-        stream.launch(&self.pre, Grid::new(b.tokens, 256), &arguments)
+        stream.launch(&self.pre, Grid::new(b.tokens, 288), &arguments)
     }
 
-    /// The streams after the sublayer, whose output is at `y`, bf16 `[tokens, width]`.
+    /// The streams after the sublayer, whose output is at `y`, bf16 `[tokens, width]`, and their products with the
+    /// `function` of the site that follows.
+    pub fn next(
+        &self,
+        stream: &Stream,
+        shape: &MhcShape,
+        function: u64,
+        b: &MhcBatch,
+        y: u64,
+    ) -> Result<(), DriverError> {
+        let [streams, y, mix, function, partial] = [b.streams, y, b.mix, function, b.partial].map(Argument::Pointer);
+        let arguments = [streams, y, mix, function, partial, shape.width.into(), b.tokens.into()];
+        if b.tokens == 0 { Ok(()) } else { stream.launch(&self.post_dots, products(shape, b), &arguments) }
+    }
+
+    /// The streams after the last sublayer, whose output is at `y`, bf16 `[tokens, width]`.
     pub fn after(&self, stream: &Stream, shape: &MhcShape, b: &MhcBatch, y: u64) -> Result<(), DriverError> {
         if b.tokens == 0 {
             return Ok(());
         }
         let [streams, y, mix] = [b.streams, y, b.mix].map(Argument::Pointer);
-        let grid = Grid { blocks: [shape.width.div_ceil(1024), b.tokens, 1], ..Grid::new(1, 256) };
+        let grid = Grid { blocks: [shape.width.div_ceil(512), b.tokens, 1], ..Grid::new(1, 256) };
         stream.launch(&self.post, grid, &[streams, y, mix, shape.width.into()])
     }
+}
+
+/// The grid of products.
+fn products(shape: &MhcShape, b: &MhcBatch) -> Grid {
+    let fits = shape.width.is_multiple_of(256) && shape.width <= 8192;
+    assert!(fits, "hyper-connections of width {}", shape.width);
+    Grid { blocks: [shape.width / COLUMNS, b.tokens.min(DOTS_AT_ONCE), 1], ..Grid::new(1, 256) }
 }

@@ -34,7 +34,7 @@ fn forms(rig: &Rig, cols: usize) -> Vec<Form> {
         let (module, name) = (Module::load(&rig.context, file).unwrap(), names[usize::from(split(cols) == 2)]);
         Form { name, kernel: module.kernel(name, shared_bytes).unwrap(), most, shared_bytes }
     };
-    let mut forms = vec![form("experts_fp4", ["experts_fp4_4", "experts_fp4_2"], 8, (16 * cols) as u32)];
+    let mut forms = vec![form("experts_fp4", ["experts_fp4_4", "experts_fp4_2"], 8, (16 * cols + cols / 4) as u32)];
     forms.push(form("experts_fp4", ["experts_fp4_many_4", "experts_fp4_many_2"], 64, 0));
     if cubins::find("experts_fp4_wide", rig.context.gpu().major, rig.context.gpu().minor).is_some() {
         let bytes = 4 * 64 * 260 + 4 * 64 * 132 + 192 * 64 * 4 + 64;
@@ -57,13 +57,13 @@ impl Operands {
             (cols as u32).into(),
         ];
         let shared_bytes = form.shared_bytes;
-        let blocks = |rows: usize| [rows as u32, groups as u32, 1];
         let grid = match form.name {
             "experts_fp4_4" | "experts_fp4_2" => {
-                Grid { blocks: blocks((rows / 16).div_ceil(8 / split(cols))), ..Grid::new(1, 256) }
+                arguments.push((groups as u32).into());
+                Grid::new(264, 256)
             }
             "experts_fp4_many_4" | "experts_fp4_many_2" => {
-                Grid { blocks: [blocks((rows / 16).div_ceil(8))[0], groups as u32, 2], ..Grid::new(1, 256) }
+                Grid { blocks: [(rows / 16).div_ceil(8) as u32, groups as u32, 2], ..Grid::new(1, 256) }
             }
             _ => {
                 arguments.push((groups as u32).into());
@@ -74,18 +74,18 @@ impl Operands {
     }
 }
 
-fn repack(rig: &Rig, module: &Module, w: &DeviceSlice<u8>) {
-    let pieces = w.len() / 64;
-    let kernel = module.kernel("repack", 0).unwrap();
-    let grid = Grid::new(pieces.div_ceil(256) as u32, 256);
-    rig.stream.launch(&kernel, grid, &[Argument::from(w), Argument::U64(pieces as u64)]).unwrap();
+fn repack(rig: &Rig, operands: &Operands, cols: usize) {
+    let bytes = (8 * cols + cols / 2) as u32;
+    let kernel = Module::load(&rig.context, "experts_fp4").unwrap().kernel("repack", bytes).unwrap();
+    let grid = Grid { shared_bytes: bytes, ..Grid::new((operands.w.len() / (8 * cols)) as u32, 256) };
+    let arguments = [Argument::from(&operands.w), Argument::from(&operands.w_scales), (cols as u32).into()];
+    rig.stream.launch(&kernel, grid, &arguments).unwrap();
 }
 
 #[test]
 fn pairs_agree_and_do_not_depend_on_their_group() {
     let Some(mut rig) = rig(2 << 30) else { return };
     let mut fresh = Fresh::new();
-    let module = Module::load(&rig.context, "experts_fp4").unwrap();
     for (experts, rows, cols) in
         [(3usize, 16usize, 128usize), (2, 2048, 4096), (2, 4096, 2048), (4, 272, 256), (2, 400, 384)]
     {
@@ -125,7 +125,7 @@ fn pairs_agree_and_do_not_depend_on_their_group() {
                 inputs: rig.put(&of_pair),
                 y: rig.poisoned(pairs * rows),
             };
-            repack(&rig, &module, &operands.w);
+            repack(&rig, &operands, cols);
             operands.launch(&rig.stream, form, rows, cols, groups.len() / 3);
             results.push(operands.y.read(&rig.stream).unwrap());
             let different = first_difference(&results[results.len() - 1], &results[0]);

@@ -121,12 +121,20 @@ fn swiglu_has_the_bits_of_the_cpu() {
 }
 
 /// Addresses of a layer's weights on the GPU.
-fn upload(rig: &mut Rig, experts: &Experts, routed: &[[Fp4; 2]], shared: &[Fp8; 2], inner: usize) -> ExpertWeights {
+fn upload(
+    rig: &mut Rig,
+    experts: &Experts,
+    routed: &[[Fp4; 2]],
+    shared: &[Fp8; 2],
+    [width, inner]: [usize; 2],
+) -> ExpertWeights {
     let mut packed = |which: usize| {
         let codes: Vec<u8> = routed.iter().flat_map(|e| e[which].codes.iter().copied()).collect();
         let scales: Vec<u8> = routed.iter().flat_map(|e| e[which].scales.iter().copied()).collect();
         let (codes, scales) = (rig.put(&codes), rig.put(&scales));
-        experts.repack(&rig.stream, codes.address(), codes.len() as u64).unwrap();
+        let cols = [width, inner][which];
+        let rows = codes.len() / (cols / 2);
+        experts.repack(&rig.stream, codes.address(), scales.address(), rows as u32, cols as u32).unwrap();
         (codes.address(), scales.address())
     };
     let ((gate_up, gate_up_scales), (down, down_scales)) = (packed(0), packed(1));
@@ -173,7 +181,7 @@ fn experts_agree_and_do_not_depend_on_the_batch() {
         let logits = fresh.floats(tokens * count);
         let padded = |t: usize| tokens > 4 && t % 7 == 3;
         let ids: Vec<u32> = (0..tokens).map(|t| if padded(t) { UNMAPPED } else { 1 }).collect();
-        let weights = upload(&mut rig, &experts, &routed, &shared, inner);
+        let weights = upload(&mut rig, &experts, &routed, &shared, [width, inner]);
         let (dx, dxs, dl, di) = (rig.put(&x.codes), rig.put(&x.scales), rig.put(&logits), rig.put(&ids));
         let bias = rig.put(&vec![0.0f32; count]);
         let run = |rig: &mut Rig, from: usize, tokens: usize| {

@@ -1,0 +1,47 @@
+// Where the weights of fp4 experts lie, as `repack` (experts_fp4.cu) arranges them, and a thread's part of them.
+//
+// A tile of sixteen rows is one piece of memory: for each block of 128 columns, 64 bytes of each row; its scales likewise, four
+// bytes of each row. So a warp's loads are whole lines, one after the other. Within the 64 bytes, sixteen belong to lane c of
+// four: word j of these has columns 8 c .. 8 c + 7 of group j of 32 columns.
+#pragma once
+#include <stdint.h>
+
+namespace longwave {
+
+constexpr unsigned EXPERT_TILE = 16, EXPERT_BLOCK = 128;
+// Bytes of codes and of scales of a tile's column block.
+constexpr unsigned EXPERT_CODES = EXPERT_TILE * EXPERT_BLOCK / 2, EXPERT_SCALES = EXPERT_TILE * EXPERT_BLOCK / 32;
+
+// A thread's weights of a column block: rows g and g + 8, with lane = 4 g + c.
+struct ExpertWeights {
+    uint4 low, high;
+    uint32_t low_scale, high_scale;
+};
+
+// A thread's place in a tile of an expert whose `cols` columns are a multiple of 128.
+struct ExpertTile {
+    const uint8_t* codes;
+    const uint8_t* scales;
+
+    // The tile that begins at `row`, a multiple of sixteen, of all experts' rows.
+    __device__ __forceinline__ void find(const uint8_t* w, const uint8_t* w_scales, size_t row, unsigned cols) {
+        const unsigned lane = threadIdx.x % 32;
+        const size_t block = row / EXPERT_TILE * (cols / EXPERT_BLOCK);
+        codes = w + block * EXPERT_CODES + lane * 16;
+        scales = w_scales + block * EXPERT_SCALES + lane / 4 * 4;
+    }
+
+    __device__ __forceinline__ void skip(unsigned blocks) {
+        codes += blocks * EXPERT_CODES;
+        scales += blocks * EXPERT_SCALES;
+    }
+
+    __device__ __forceinline__ ExpertWeights load(unsigned block) const {
+        const uint8_t* c = codes + size_t(block) * EXPERT_CODES;
+        const uint8_t* s = scales + size_t(block) * EXPERT_SCALES;
+        return {__ldcs(reinterpret_cast<const uint4*>(c)), __ldcs(reinterpret_cast<const uint4*>(c + EXPERT_CODES / 2)),
+                __ldcs(reinterpret_cast<const uint32_t*>(s)), __ldcs(reinterpret_cast<const uint32_t*>(s + EXPERT_SCALES / 2))};
+    }
+};
+
+}  // namespace longwave
