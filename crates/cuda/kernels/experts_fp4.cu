@@ -55,9 +55,9 @@ __device__ __forceinline__ unsigned used_groups(const Operands& o) {
 
 // Up to eight pairs per group. Blocks stay and have a share of all tiles, which are neighbours: WARPS / SPLIT times sixteen rows
 // of a group; weights of the next tile are on their way while a tile ends. Shared memory: the inputs of up to eight pairs as
-// halves, then a scale of each pair and column block.
-template <int SPLIT>
-__device__ __forceinline__ void experts(const Operands& o) {
+// halves, then a scale of each pair and column block. WHOLE: every warp's column blocks are a multiple of AHEAD.
+template <int SPLIT, bool WHOLE>
+__device__ __forceinline__ void experts(const Operands& o, float (&sums)[2][WARPS][8][ROWS + 1]) {
     constexpr unsigned TEAMS = WARPS / SPLIT;
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     const unsigned blocks = o.cols / BLOCK, part = warp % SPLIT, team = warp / SPLIT;
@@ -79,7 +79,7 @@ __device__ __forceinline__ void experts(const Operands& o) {
     };
     longwave::ExpertWeights ahead[AHEAD];
     const auto load = [&](int a) {
-        if (coming_block + a * SPLIT < blocks) {
+        if ((WHOLE ? coming_block : coming_block + a * SPLIT) < blocks) {
             ahead[a] = from.load(a * SPLIT);
         }
     };
@@ -103,7 +103,6 @@ __device__ __forceinline__ void experts(const Operands& o) {
     // Piece (8 columns of a group of 32) 4 i + c of pair n is at (8 i + n) * 4 + c, in the order of the threads.
     extern __shared__ uint4 widened[];
     float* pair_scales = reinterpret_cast<float*>(widened + o.cols);
-    __shared__ float sums[2][WARPS][8][ROWS + 1];
     unsigned group = ~0u, pair = 0, pairs = 0;
     for (unsigned t = begin; t < end; t++) {
         if (t / of_group != group) {
@@ -132,7 +131,7 @@ __device__ __forceinline__ void experts(const Operands& o) {
             advance();
 #pragma unroll
             for (int a = 0; a < AHEAD; a++) {
-                if (start + a * SPLIT < blocks) {
+                if (WHOLE || start + a * SPLIT < blocks) {
                     const longwave::ExpertWeights& weights = ahead[a];
                     const uint32_t wl[4] = {weights.low.x, weights.low.y, weights.low.z, weights.low.w};
                     const uint32_t wh[4] = {weights.high.x, weights.high.y, weights.high.z, weights.high.w};
@@ -338,7 +337,9 @@ __device__ __forceinline__ void many_of(const uint8_t* __restrict__ w, const uin
         const uint8_t* w, const uint8_t* w_scales, const uint8_t* x, const float* x_scales, const int* groups,           \
         const unsigned* inputs, float* y, unsigned rows, unsigned cols, unsigned group_count) {                          \
         longwave::overlap();                                                                                             \
-        experts<split>({w, w_scales, x, x_scales, groups, inputs, y, rows, cols, group_count});                          \
+        __shared__ float sums[2][WARPS][8][ROWS + 1];                                                                    \
+        const Operands o = {w, w_scales, x, x_scales, groups, inputs, y, rows, cols, group_count};                       \
+        cols % (BLOCK * split * AHEAD) == 0 ? experts<split, true>(o, sums) : experts<split, false>(o, sums);            \
     }
 
 // Grid: twice as many blocks as multiprocessors, 256 threads. Dynamic shared memory: 16 cols + cols / 4 bytes. With 4 parts from

@@ -24,8 +24,8 @@ __device__ __forceinline__ void multiply(float (&d)[4], uint4 low, uint4 high, u
     longwave::mma_bf16(d, second, x.z, x.w);
 }
 
-// TILES tiles of eight tokens.
-template <int TILES, int SPLIT>
+// TILES tiles of eight tokens; a thread has AHEAD column blocks of weights on their way.
+template <int TILES, int SPLIT, int AHEAD>
 __device__ __forceinline__ void few(const uint16_t* __restrict__ w, const uint16_t* __restrict__ x, float* __restrict__ y,
                                     unsigned rows, unsigned cols, unsigned tokens) {
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
@@ -35,36 +35,37 @@ __device__ __forceinline__ void few(const uint16_t* __restrict__ w, const uint16
     const uint16_t* high = w + size_t(min(first + g + 8, rows - 1)) * cols + 8 * c;
 
     float total[TILES][4] = {};
-    uint4 ahead[4][2];
-    const auto load = [&](unsigned b) {
+    uint4 ahead[AHEAD][4][2];
+    const auto load = [&](uint4 (&to)[4][2], unsigned b) {
+        if (b < blocks) {
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            ahead[j][0] = __ldcs(reinterpret_cast<const uint4*>(low + size_t(b) * BLOCK + j * 32));
-            ahead[j][1] = __ldcs(reinterpret_cast<const uint4*>(high + size_t(b) * BLOCK + j * 32));
+            for (int j = 0; j < 4; j++) {
+                to[j][0] = __ldcs(reinterpret_cast<const uint4*>(low + size_t(b) * BLOCK + j * 32));
+                to[j][1] = __ldcs(reinterpret_cast<const uint4*>(high + size_t(b) * BLOCK + j * 32));
+            }
         }
     };
-    if (part < blocks) {
-        load(part);
+#pragma unroll
+    for (int a = 0; a < AHEAD; a++) {
+        load(ahead[a], part + a * SPLIT);
     }
     // Weights are on their way while the kernel before this one ends.
     longwave::wait_before();
-    for (unsigned b = part; b < blocks; b += SPLIT) {
-        uint4 tile[4][2];
+    for (unsigned start = part; start < blocks; start += AHEAD * SPLIT) {
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            tile[j][0] = ahead[j][0];
-            tile[j][1] = ahead[j][1];
-        }
-        if (b + SPLIT < blocks) {
-            load(b + SPLIT);
-        }
+        for (int a = 0; a < AHEAD; a++) {
+            const unsigned b = start + a * SPLIT;
+            if (b < blocks) {
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
+                for (int j = 0; j < 4; j++) {
 #pragma unroll
-            for (int n = 0; n < TILES; n++) {
-                const unsigned token = min(n * 8 + g, tokens - 1);
-                const uint4 v = __ldg(reinterpret_cast<const uint4*>(x + size_t(token) * cols + b * BLOCK + j * 32 + 8 * c));
-                multiply(total[n], tile[j][0], tile[j][1], v);
+                    for (int n = 0; n < TILES; n++) {
+                        const unsigned token = min(n * 8 + g, tokens - 1);
+                        const uint4 v = __ldg(reinterpret_cast<const uint4*>(x + size_t(token) * cols + b * BLOCK + j * 32 + 8 * c));
+                        multiply(total[n], ahead[a][j][0], ahead[a][j][1], v);
+                    }
+                }
+                load(ahead[a], b + AHEAD * SPLIT);
             }
         }
     }
@@ -198,10 +199,10 @@ __device__ __forceinline__ void many(const uint16_t* __restrict__ w, const uint1
 }  // namespace
 
 #define PARAMETERS const uint16_t *w, const uint16_t *x, float *y, unsigned rows, unsigned cols, unsigned tokens
-#define FEW(tiles, split, blocks)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, blocks) linear_bf16_##tiles##_##split(PARAMETERS) {         \
+#define FEW(name, tiles, split, ahead, resident)                                                                         \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, resident) linear_bf16_##name(PARAMETERS) {                  \
         longwave::start_next();                                                                                          \
-        few<tiles, split>(w, x, y, rows, cols, tokens);                                                                  \
+        few<tiles, split, ahead>(w, x, y, rows, cols, tokens);                                                           \
     }
 #define MANY(split)                                                                                                      \
     extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) linear_bf16_many_##split(PARAMETERS) {                   \
@@ -217,11 +218,14 @@ __device__ __forceinline__ void many(const uint16_t* __restrict__ w, const uint1
 #endif
 
 // At most 8, 16 and 32 tokens; from 2048 columns on, and fewer.
-FEW(1, 8, 2)
-FEW(1, 2, SHORT)
-FEW(2, 8, 2)
-FEW(2, 2, SHORT)
-FEW(4, 8, 1)
-FEW(4, 2, 1)
+FEW(1_8, 1, 8, 2, 2)
+FEW(1_2, 1, 2, 1, SHORT)
+FEW(2_8, 2, 8, 1, SHORT)
+FEW(2_2, 2, 2, 1, SHORT)
+FEW(4_8, 4, 8, 1, 1)
+FEW(4_2, 4, 2, 1, 1)
+// At most 8 tokens, from 2048 columns on, so few rows that each multiprocessor has one block: all weights of 4096 columns are on
+// their way before the kernel before this one ends.
+FEW(deep, 1, 8, 4, 1)
 MANY(8)
 MANY(2)

@@ -21,8 +21,6 @@ namespace {
 constexpr int WARPS = 8;
 constexpr int ROWS = 16;
 constexpr int BLOCK = 128;
-// Column blocks of a warp whose weights are on their way at once: 64 bytes per thread each.
-constexpr int AHEAD = 2;
 
 // How often the loop over the halves of a column block is unrolled for many tokens: what registers allow without spilling.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
@@ -43,108 +41,133 @@ struct Tile {
     }
 };
 
-// TILES tiles of eight tokens. Grid (tiles of rows, groups).
-template <int TILES, int SPLIT>
-__device__ __forceinline__ void linear(const uint8_t* __restrict__ w, const float* __restrict__ w_scales,
-                                       const uint8_t* __restrict__ x, const float* __restrict__ x_scales,
-                                       float* __restrict__ y, unsigned rows, unsigned cols, unsigned tokens) {
-    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    const unsigned blocks = cols / BLOCK, part_of_row = warp % SPLIT, groups = gridDim.y;
-    w += size_t(blockIdx.y) * rows * cols;
-    w_scales += size_t(blockIdx.y) * (rows / BLOCK) * blocks;
-    x += size_t(blockIdx.y) * cols;
-    x_scales += blockIdx.y * blocks;
-    y += size_t(blockIdx.y) * rows;
-    const size_t x_stride = size_t(groups) * cols, x_blocks = size_t(groups) * blocks, y_stride = size_t(groups) * rows;
-    // Behind the last rows a group computes the last ones again and stores nothing.
-    const unsigned wanted = (blockIdx.x * (WARPS / SPLIT) + warp / SPLIT) * ROWS;
-    const unsigned first = min(wanted, rows - ROWS);
-    const uint8_t* low = w + size_t(first + g) * cols + 16 * c;
-    const uint8_t* high = low + size_t(8) * cols;
-    const float* scales = w_scales + size_t(first / BLOCK) * blocks;
+struct Operands {
+    const uint8_t* w;
+    const float* w_scales;
+    const uint8_t* x;
+    const float* x_scales;
+    float* y;
+    unsigned rows, cols, tokens, groups;
+};
 
-    float total[TILES][4] = {};
+// TILES tiles of eight tokens. Blocks stay and have a share of all tiles of WARPS / SPLIT times sixteen rows, which are
+// neighbours; weights of the next tile are on their way while a tile ends: AHEAD column blocks of a thread, 64 bytes each. WHOLE:
+// every warp's column blocks are a multiple of AHEAD.
+template <int TILES, int SPLIT, int AHEAD, bool WHOLE>
+__device__ __forceinline__ void linear(const Operands& o, float (&sums)[2][WARPS][TILES * 8][ROWS + 1]) {
+    constexpr unsigned TEAMS = WARPS / SPLIT;
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    const unsigned blocks = o.cols / BLOCK, part = warp % SPLIT, team = warp / SPLIT;
+    const unsigned of_group = (o.rows / ROWS + TEAMS - 1) / TEAMS, tiles = of_group * o.groups;
+    const unsigned share = tiles / gridDim.x, rest = tiles % gridDim.x;
+    const unsigned begin = blockIdx.x * share + min(blockIdx.x, rest), end = begin + share + (blockIdx.x < rest);
+    // Behind the last rows of a group a team computes the last ones again and stores nothing.
+    const auto row_of = [&](unsigned t) { return min((t % of_group * TEAMS + team) * ROWS, o.rows - ROWS); };
+
+    // The weights that are loaded next: AHEAD column blocks of this warp's part from `coming_block` on.
+    const uint8_t* from = nullptr;
+    unsigned coming = begin, coming_block = part;
+    const auto find = [&]() {
+        from = o.w + (size_t(coming / of_group) * o.rows + row_of(coming) + g) * o.cols + size_t(part) * BLOCK + 16 * c;
+    };
     Tile ahead[AHEAD];
+    const auto load = [&](int a) {
+        if ((WHOLE ? coming_block : coming_block + a * SPLIT) < blocks) {
+            ahead[a].load(from + a * SPLIT * BLOCK, from + a * SPLIT * BLOCK + size_t(8) * o.cols);
+        }
+    };
+    const auto advance = [&]() {
+        coming_block += AHEAD * SPLIT;
+        from += AHEAD * SPLIT * BLOCK;
+        if (coming_block >= blocks) {
+            coming_block = blocks;
+            if (++coming < end) {
+                coming_block = part;
+                find();
+            }
+        }
+    };
+    if (begin < end) {
+        find();
 #pragma unroll
-    for (int a = 0; a < AHEAD; a++) {
-        const unsigned b = part_of_row + a * SPLIT;
-        if (b < blocks) {
-            ahead[a].load(low + size_t(b) * BLOCK, high + size_t(b) * BLOCK);
+        for (int a = 0; a < AHEAD; a++) {
+            load(a);
         }
     }
     // Weights are on their way while the kernel before this one ends.
     longwave::wait_before();
-    for (unsigned start = part_of_row; start < blocks; start += AHEAD * SPLIT) {
+    const size_t x_stride = size_t(o.groups) * o.cols, x_blocks = size_t(o.groups) * blocks, y_stride = size_t(o.groups) * o.rows;
+    for (unsigned t = begin; t < end; t++) {
+        const unsigned group = t / of_group;
+        const uint8_t* x = o.x + size_t(group) * o.cols + 16 * c;
+        const float* x_scales = o.x_scales + group * blocks;
+        const float* w_scales = o.w_scales + (size_t(group) * (o.rows / BLOCK) + row_of(t) / BLOCK) * blocks;
+        float total[TILES][4] = {};
+        for (unsigned start = part; start < blocks; start += AHEAD * SPLIT) {
+            advance();
 #pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
-            const unsigned b = start + a * SPLIT;
-            if (b >= blocks) {
-                break;
-            }
-            const Tile tile = ahead[a];
-            const unsigned next = b + AHEAD * SPLIT;
-            if (next < blocks) {
-                ahead[a].load(low + size_t(next) * BLOCK, high + size_t(next) * BLOCK);
-            }
-            float part[TILES][4] = {};
+            for (int a = 0; a < AHEAD; a++) {
+                const unsigned b = start + a * SPLIT;
+                if (WHOLE || b < blocks) {
+                    float products[TILES][4] = {};
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const uint32_t* wl = reinterpret_cast<const uint32_t*>(&tile.v[0][half]);
-                const uint32_t* wh = reinterpret_cast<const uint32_t*>(&tile.v[1][half]);
-                uint4 tokens_x[TILES];
+                    for (int half = 0; half < 2; half++) {
+                        uint4 tokens_x[TILES];
 #pragma unroll
-                for (int n = 0; n < TILES; n++) {
-                    const unsigned token = min(n * 8 + g, tokens - 1);
-                    tokens_x[n] = __ldg(reinterpret_cast<const uint4*>(x + token * x_stride + b * BLOCK + 64 * half + 16 * c));
-                }
+                        for (int n = 0; n < TILES; n++) {
+                            const unsigned token = min(n * 8 + g, o.tokens - 1);
+                            tokens_x[n] = __ldg(reinterpret_cast<const uint4*>(x + token * x_stride + b * BLOCK + 64 * half));
+                        }
 #pragma unroll
-                for (int s = 0; s < 4; s++) {
-                    uint32_t a0, a1, a2, a3;
-                    longwave::widen_e4m3(wl[s], a0, a2);
-                    longwave::widen_e4m3(wh[s], a1, a3);
+                        for (int s = 0; s < 4; s++) {
+                            uint32_t a0, a1, a2, a3;
+                            longwave::widen_e4m3(longwave::word(ahead[a].v[0][half], s), a0, a2);
+                            longwave::widen_e4m3(longwave::word(ahead[a].v[1][half], s), a1, a3);
+#pragma unroll
+                            for (int n = 0; n < TILES; n++) {
+                                uint32_t b0, b1;
+                                longwave::widen_e4m3(longwave::word(tokens_x[n], s), b0, b1);
+                                longwave::mma_f16(products[n], a0, a1, a2, a3, b0, b1);
+                            }
+                        }
+                    }
+                    const float ws = __ldg(w_scales + b);
 #pragma unroll
                     for (int n = 0; n < TILES; n++) {
-                        uint32_t b0, b1;
-                        longwave::widen_e4m3(reinterpret_cast<const uint32_t*>(&tokens_x[n])[s], b0, b1);
-                        longwave::mma_f16(part[n], a0, a1, a2, a3, b0, b1);
+#pragma unroll
+                        for (int j = 0; j < 2; j++) {
+                            const unsigned token = min(n * 8 + 2 * c + j, o.tokens - 1);
+                            const float s = ws * __ldg(x_scales + token * x_blocks + b);
+                            total[n][j] = fmaf(products[n][j], s, total[n][j]);
+                            total[n][2 + j] = fmaf(products[n][2 + j], s, total[n][2 + j]);
+                        }
                     }
                 }
+                load(a);
             }
-            const float ws = __ldg(scales + b);
+        }
+        // The parts, added in order.
+        float(&of_tile)[WARPS][TILES * 8][ROWS + 1] = sums[t % 2];
 #pragma unroll
-            for (int n = 0; n < TILES; n++) {
+        for (int n = 0; n < TILES; n++) {
 #pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    const unsigned token = min(n * 8 + 2 * c + j, tokens - 1);
-                    const float s = ws * __ldg(x_scales + token * x_blocks + b);
-                    total[n][j] = fmaf(part[n][j], s, total[n][j]);
-                    total[n][2 + j] = fmaf(part[n][2 + j], s, total[n][2 + j]);
+            for (int j = 0; j < 2; j++) {
+                of_tile[warp][n * 8 + 2 * c + j][g] = total[n][j];
+                of_tile[warp][n * 8 + 2 * c + j][g + 8] = total[n][2 + j];
+            }
+        }
+        __syncthreads();
+        for (unsigned i = threadIdx.x; i < TEAMS * o.tokens * ROWS; i += WARPS * 32) {
+            const unsigned row = i % ROWS, of = i / ROWS % TEAMS, token = i / ROWS / TEAMS;
+            const unsigned to = (t % of_group * TEAMS + of) * ROWS;
+            if (to < o.rows) {
+                float sum = 0.f;
+#pragma unroll
+                for (int v = 0; v < SPLIT; v++) {
+                    sum += of_tile[of * SPLIT + v][token][row];
                 }
+                o.y[token * y_stride + size_t(group) * o.rows + to + row] = sum;
             }
-        }
-    }
-
-    // The warps' sums, added in the order of the warps.
-    __shared__ float sums[WARPS][TILES * 8][ROWS + 1];
-#pragma unroll
-    for (int n = 0; n < TILES; n++) {
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            sums[warp][n * 8 + 2 * c + j][g] = total[n][j];
-            sums[warp][n * 8 + 2 * c + j][g + 8] = total[n][2 + j];
-        }
-    }
-    __syncthreads();
-    for (unsigned i = threadIdx.x; i < WARPS / SPLIT * TILES * 8 * ROWS; i += WARPS * 32) {
-        const unsigned row = i % ROWS, group = i / ROWS % (WARPS / SPLIT), token = i / ROWS / (WARPS / SPLIT);
-        const unsigned to = (blockIdx.x * (WARPS / SPLIT) + group) * ROWS;
-        if (token < tokens && to < rows) {
-            float sum = 0.f;
-#pragma unroll
-            for (int v = 0; v < SPLIT; v++) {
-                sum += sums[group * SPLIT + v][token][row];
-            }
-            y[token * y_stride + to + row] = sum;
         }
     }
 }
@@ -277,21 +300,25 @@ __device__ __forceinline__ void many(const uint8_t* __restrict__ w, const float*
 
 }  // namespace
 
-#define ENTRY(tiles, split, blocks)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, blocks) linear_fp8_##tiles##_##split(                       \
+#define ENTRY(tiles, split, ahead, resident)                                                                             \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, resident) linear_fp8_##tiles##_##split(                     \
         const uint8_t* w, const float* w_scales, const uint8_t* x, const float* x_scales, float* y, unsigned rows,       \
-        unsigned cols, unsigned tokens) {                                                                                \
+        unsigned cols, unsigned tokens, unsigned groups) {                                                               \
         longwave::start_next();                                                                                          \
-        linear<tiles, split>(w, w_scales, x, x_scales, y, rows, cols, tokens);                                           \
+        __shared__ float sums[2][WARPS][tiles * 8][ROWS + 1];                                                            \
+        const Operands o = {w, w_scales, x, x_scales, y, rows, cols, tokens, groups};                                    \
+        cols % (BLOCK * split * ahead) == 0 ? linear<tiles, split, ahead, true>(o, sums)                                 \
+                                            : linear<tiles, split, ahead, false>(o, sums);                               \
     }
 
-// At most 8, 16 and 32 tokens; from 2048 columns on, and fewer.
-ENTRY(1, 8, 2)
-ENTRY(1, 2, 2)
-ENTRY(2, 8, 2)
-ENTRY(2, 2, 2)
-ENTRY(4, 8, 1)
-ENTRY(4, 2, 1)
+// Grid: at most as many blocks as fit the multiprocessors at once, 256 threads. At most 8, 16 and 32 tokens; from 2048 columns
+// on, and fewer.
+ENTRY(1, 8, 2, 2)
+ENTRY(1, 2, 2, 2)
+ENTRY(2, 8, 2, 2)
+ENTRY(2, 2, 2, 2)
+ENTRY(4, 8, 2, 1)
+ENTRY(4, 2, 2, 1)
 
 // 128 x 128 products per block: just under 162.25 KiB of dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(256, 1)

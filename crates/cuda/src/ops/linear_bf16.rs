@@ -14,7 +14,10 @@ const MANY_BYTES: u32 = 4 * (TILE.0 + TILE.1) * 128;
 pub struct LinearBf16 {
     /// For at most 8, 16 and 32 tokens.
     few: [[Kernel; 2]; 3],
+    /// For at most 8 tokens, long rows and no more blocks than multiprocessors.
+    deep: Kernel,
     many: [Kernel; 2],
+    multiprocessors: u32,
 }
 
 /// `y = W x`.
@@ -51,6 +54,8 @@ impl LinearBf16 {
                 [kernel("linear_bf16_2_8")?, kernel("linear_bf16_2_2")?],
                 [kernel("linear_bf16_4_8")?, kernel("linear_bf16_4_2")?],
             ],
+            deep: kernel("linear_bf16_deep")?,
+            multiprocessors: context.gpu().multiprocessors,
             many: [many("linear_bf16_many_8")?, many("linear_bf16_many_2")?],
         })
     }
@@ -71,6 +76,7 @@ impl LinearBf16 {
         }
         let tiles = if p.tokens <= 8 { 0 } else { usize::from(p.tokens > 16) + 1 };
         let grid = Grid::new(p.rows.div_ceil(16).div_ceil(8 / split(p.cols)), 256);
-        stream.launch(&self.few[tiles][short], grid, &arguments)
+        let deep = (tiles, short) == (0, 0) && grid.blocks[0] <= self.multiprocessors;
+        stream.launch(if deep { &self.deep } else { &self.few[tiles][short] }, grid, &arguments)
     }
 }

@@ -134,6 +134,7 @@ impl LinearFp8 {
         let [w, w_scales, x, x_scales, y] = [p.w, p.w_scales, p.x, p.x_scales, p.y].map(Argument::Pointer);
         let [rows, cols, tokens, split, groups] = [p.rows, p.cols, p.tokens, parts, p.groups].map(Argument::U32);
         let arguments = [w, w_scales, x, x_scales, y, rows, cols, tokens, split, groups];
+        let few = [w, w_scales, x, x_scales, y, rows, cols, tokens, groups];
         let tiles = |edge: u32| [p.tokens.div_ceil(edge), p.rows.div_ceil(edge), p.groups];
         let wide = |index: usize, edge: u32| {
             let all = p.tokens.div_ceil(edge) * p.rows.div_ceil(128) * p.groups;
@@ -145,9 +146,10 @@ impl LinearFp8 {
             Form::Few => {
                 assert!(p.tokens <= FEW, "{} tokens are not few", p.tokens);
                 let tiles = if p.tokens <= 8 { 0 } else { usize::from(p.tokens > 16) + 1 };
-                let blocks = [(p.rows / 16).div_ceil(8 / parts), p.groups, 1];
-                let grid = Grid { blocks, ..Grid::new(1, 256) };
-                stream.launch(&self.few[tiles][usize::from(parts == 2)], grid, &arguments[..8])
+                let all = (p.rows / 16).div_ceil(8 / parts) * p.groups;
+                let resident = if p.tokens <= 16 { 2 } else { 1 };
+                let grid = Grid::new(all.min(resident * self.multiprocessors), 256);
+                stream.launch(&self.few[tiles][usize::from(parts == 2)], grid, &few)
             }
             Form::Small => {
                 let grid = Grid { blocks: tiles(64), shared_bytes: SMALL_BYTES, ..Grid::new(1, 128) };
