@@ -3,6 +3,7 @@
 //   index_queries_*   rotation and rounding of query heads to the grid of the keys, as bf16; head weights
 //   index_scores_*    scores of a segment of the entries that a row sees, and the k best of them
 //   index_merge       the k best of all segments, ascending
+// For few rows index_few.cu does the work of the last two.
 // A score depends on its row and key alone and the selection is exact (equal scores: the lower entry), so neither batch nor
 // segments change a result. Rows that see at most k entries take all. At most 64 heads, k at most 1024, pages of at least
 // 32 keys. Rows without a seat write nothing.
@@ -11,22 +12,21 @@
 #include "common/bf16.cuh"
 #include "common/fp8.cuh"
 #include "common/index.cuh"
-#include "common/mma.cuh"
 #include "common/overlap.cuh"
 #include "common/pages.cuh"
 #include "common/rows.cuh"
+#include "common/score.cuh"
 #include "common/widen.cuh"
 
 namespace {
 
 using longwave::BatchRow;
+using longwave::Format;
 using longwave::Pages;
 
 typedef unsigned long long Ranked;
 
-enum class Format { Fp8, Fp4, Bf16 };
-
-constexpr unsigned THREADS = 256, TILES = 8;
+constexpr unsigned THREADS = 256;
 // Candidates that a block holds; they are cut to the k best when less than one round of THREADS fits.
 constexpr unsigned ROOM = 2048;
 // Blocks of index_scores that share a multiprocessor: sm_100 takes more registers for it.
@@ -73,11 +73,9 @@ __device__ __forceinline__ void queries(const float* __restrict__ products, cons
     }
 }
 
-// Larger is better: the score, then the lower entry. Never 0. NaN counts as minus infinity.
+// Larger is better: the score, then the lower entry. Never 0.
 __device__ __forceinline__ Ranked ranked(float score, unsigned entry) {
-    const float s = isnan(score) ? -INFINITY : score + 0.f;
-    const uint32_t bits = __float_as_uint(s);
-    return static_cast<Ranked>(bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u)) << 32 | ~entry;
+    return static_cast<Ranked>(longwave::ordered_score(score)) << 32 | ~entry;
 }
 
 // How many of all threads' values are counted, for every thread. Calls alternate between the two rows of `partial`.
@@ -167,67 +165,14 @@ struct Best {
     }
 };
 
-// Words w of a key's 32 channels of this lane (channels 32 c + 2 w, + 1) as bf16, and what the score is to be times.
-template <Format FORMAT>
-__device__ __forceinline__ float load_key(uint32_t (&words)[16], const uint8_t* page, unsigned slot, unsigned rows,
-                                          unsigned c) {
-    if (!page) {
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            words[i] = 0;
-        }
-        return 0.f;
-    }
-    if constexpr (FORMAT == Format::Bf16) {
-        const uint4* from = reinterpret_cast<const uint4*>(page + size_t(slot) * 256 + c * 64);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const uint4 v = __ldg(from + i);
-            words[4 * i] = v.x;
-            words[4 * i + 1] = v.y;
-            words[4 * i + 2] = v.z;
-            words[4 * i + 3] = v.w;
-        }
-        return 1.f;
-    } else if constexpr (FORMAT == Format::Fp8) {
-        const uint4* from = reinterpret_cast<const uint4*>(page + size_t(slot) * 128 + c * 32);
-        const uint32_t up = 0x7b807b80u;  // 2^120
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint4 v = __ldg(from + i);
-            const uint32_t codes[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                words[8 * i + 2 * j] = longwave::times_bf16(longwave::spread_e4m3(codes[j], 0x1404), up);
-                words[8 * i + 2 * j + 1] = longwave::times_bf16(longwave::spread_e4m3(codes[j], 0x3424), up);
-            }
-        }
-        return __ldg(reinterpret_cast<const float*>(page + size_t(rows) * 128) + slot);
-    } else {
-        const uint4 v = __ldg(reinterpret_cast<const uint4*>(page + size_t(slot) * 64 + c * 16));
-        const uint32_t byte = __ldg(page + size_t(rows) * 64 + size_t(slot) * 4 + c);
-        const uint32_t s = byte << 7 | byte << 23, up = 0x7e807e80u;  // 2^126
-        const uint32_t codes[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            const uint32_t pair = longwave::spread_e2m1(codes[i / 4] >> (i % 4 * 8));
-            words[i] = longwave::times_bf16(longwave::times_bf16(pair, up), s);
-        }
-        return 1.f;
-    }
-}
-
 template <Format FORMAT>
 __device__ __forceinline__ void scores(const uint16_t* __restrict__ q, const float* __restrict__ weights,
                                        const BatchRow* __restrict__ rows, const Pages& keys, Ranked* __restrict__ found,
                                        unsigned* __restrict__ counts, unsigned heads, unsigned k) {
-    // Queries in the order in which lanes take them: tile of eight heads, quarter of 32 channels, lane.
-    __shared__ __align__(16) uint4 fragments[TILES * 4 * 32];
-    __shared__ float gates[TILES * 8];
+    __shared__ __align__(16) longwave::ScoreQueries own;
     __shared__ Ranked list[ROOM];
     __shared__ unsigned cursor;
     const unsigned token = blockIdx.y, thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    const unsigned g = lane / 4, c = lane % 4, tiles = (heads + 7) / 8;
     const BatchRow row = rows[token];
     const unsigned visible = row.seat == longwave::UNMAPPED ? 0 : (row.position + 1) / 4;
     if (visible <= k) {
@@ -235,61 +180,15 @@ __device__ __forceinline__ void scores(const uint16_t* __restrict__ q, const flo
     }
     const unsigned length = ((visible + gridDim.x - 1) / gridDim.x + THREADS - 1) / THREADS * THREADS;
     const unsigned from = min(blockIdx.x * length, visible), to = min(from + length, visible);
-    for (unsigned i = thread; i < tiles * 128; i += THREADS) {
-        const unsigned head = i / 128 * 8 + i % 32 / 4;
-        const uint4* of_head = reinterpret_cast<const uint4*>(q + (size_t(token) * heads + head) * 128);
-        fragments[i] = head < heads ? __ldg(of_head + i % 4 * 4 + i / 32 % 4) : make_uint4(0, 0, 0, 0);
-    }
-    if (thread < tiles * 8) {
-        gates[thread] = thread < heads ? __ldg(weights + size_t(token) * heads + thread) : 0.f;
-    }
+    own.fill(q + size_t(token) * heads * 128, weights + size_t(token) * heads, heads);
+    // Its barrier is the queries' too.
     Best best(list, &cursor, k);
     for (unsigned base = from; base < to; base += THREADS) {
-        const unsigned first = base + warp * 32;
+        const unsigned first = base + warp * 32, entry = first + 8 * (lane % 4) + lane / 4;
         Ranked candidate = 0;
         if (first < to) {
-            const uint8_t* page = keys.page(row.seat, first);
-            // Key 8 i + g of the tile is row g or g + 8 of product i / 2.
-            uint32_t words[4][16];
-            float scale[4];
-#pragma unroll
-            for (unsigned i = 0; i < 4; i++) {
-                const unsigned entry = first + 8 * i + g;
-                scale[i] = load_key<FORMAT>(words[i], entry < to ? page : nullptr, keys.slot(entry), 1u << keys.shift, c);
-            }
-            float sums[4] = {0.f, 0.f, 0.f, 0.f};
-            for (unsigned n = 0; n < tiles; n++) {
-                float d[2][4] = {};
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const uint4 b = fragments[(n * 4 + i) * 32 + lane];
-#pragma unroll
-                    for (int m = 0; m < 2; m++) {
-                        const uint32_t low[4] = {words[2 * m][4 * i], words[2 * m + 1][4 * i], words[2 * m][4 * i + 1],
-                                                 words[2 * m + 1][4 * i + 1]};
-                        const uint32_t high[4] = {words[2 * m][4 * i + 2], words[2 * m + 1][4 * i + 2],
-                                                  words[2 * m][4 * i + 3], words[2 * m + 1][4 * i + 3]};
-                        longwave::mma_bf16(d[m], low, b.x, b.y);
-                        longwave::mma_bf16(d[m], high, b.z, b.w);
-                    }
-                }
-                const float2 gate = *reinterpret_cast<const float2*>(gates + n * 8 + 2 * c);
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    sums[i] = fmaf(fmaxf(d[i / 2][i % 2 * 2], 0.f), gate.x, sums[i]);
-                    sums[i] = fmaf(fmaxf(d[i / 2][i % 2 * 2 + 1], 0.f), gate.y, sums[i]);
-                }
-            }
-            float own = 0.f;
-#pragma unroll
-            for (unsigned i = 0; i < 4; i++) {
-                float sum = sums[i];
-                sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-                sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-                own = c == i ? sum * scale[i] : own;
-            }
-            const unsigned entry = first + 8 * c + g;
-            candidate = entry < to ? ranked(own, entry) : 0;
+            const float score = longwave::score_of_32<FORMAT>(own, heads, keys, row.seat, first, to);
+            candidate = entry < to ? ranked(score, entry) : 0;
         }
         best.offer(candidate);
     }

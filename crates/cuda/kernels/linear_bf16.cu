@@ -24,7 +24,7 @@ __device__ __forceinline__ void multiply(float (&d)[4], uint4 low, uint4 high, u
     longwave::mma_bf16(d, second, x.z, x.w);
 }
 
-// TILES tiles of eight tokens; a thread has AHEAD column blocks of weights on their way.
+// TILES tiles of eight tokens, of which blockIdx.y says which; a thread has AHEAD column blocks of weights on their way.
 template <int TILES, int SPLIT, int AHEAD>
 __device__ __forceinline__ void few(const uint16_t* __restrict__ w, const uint16_t* __restrict__ x, float* __restrict__ y,
                                     unsigned rows, unsigned cols, unsigned tokens) {
@@ -33,6 +33,10 @@ __device__ __forceinline__ void few(const uint16_t* __restrict__ w, const uint16
     const unsigned first = (blockIdx.x * (WARPS / SPLIT) + warp / SPLIT) * ROWS;
     const uint16_t* low = w + size_t(min(first + g, rows - 1)) * cols + 8 * c;
     const uint16_t* high = w + size_t(min(first + g + 8, rows - 1)) * cols + 8 * c;
+    const unsigned first_token = blockIdx.y * TILES * 8;
+    x += size_t(first_token) * cols;
+    y += size_t(first_token) * rows;
+    tokens = min(tokens - first_token, TILES * 8u);
 
     float total[TILES][4] = {};
     uint4 ahead[AHEAD][4][2];
@@ -217,7 +221,7 @@ __device__ __forceinline__ void many(const uint16_t* __restrict__ w, const uint1
 #define SHORT 2
 #endif
 
-// At most 8, 16 and 32 tokens; from 2048 columns on, and fewer.
+// Grid (row tiles, token tiles). At most 8, 16 and 32 tokens; from 2048 columns on, and fewer.
 FEW(1_8, 1, 8, 2, 2)
 FEW(1_2, 1, 2, 1, SHORT)
 FEW(2_8, 2, 8, 1, SHORT)

@@ -13,6 +13,7 @@ use crate::ops::attend::{Attention as Core, Entries};
 use crate::ops::compress::Compressor as Closing;
 use crate::ops::index::{Queries, Selection};
 use crate::ops::keys::{Gather, Heads, Projected};
+use crate::scratch::most_entries;
 use crate::weights::{Attention, Compressor, Indexer};
 
 /// A second stream, and the places where the two part and meet.
@@ -247,6 +248,7 @@ impl Model {
             tokens: t,
             heads,
             k: c.index_topk as u32,
+            most: most_entries(c),
         };
         self.ops.index.select(stream, &selection)?;
         self.mark(stream, "index select")

@@ -137,7 +137,7 @@ pub fn take(arena: &mut Arena, c: &ModelConfig, share: Share, sizes: StepSizes) 
         index_queries: arena.slice(t * c.index_n_heads * 128)?,
         index_gates: arena.slice(t * c.index_n_heads)?,
         index_weights: arena.slice(t * c.index_n_heads)?,
-        candidates: arena.slice(index::scratch_bytes(t as u32, c.index_topk as u32) as usize)?,
+        candidates: arena.slice(index::scratch_bytes(t as u32, c.index_topk as u32, most_entries(c)) as usize)?,
         picks: arena.slice(t * c.index_topk)?,
         pick_counts: arena.slice(t)?,
         router: arena.slice(t * c.n_routed_experts)?,
@@ -146,4 +146,9 @@ pub fn take(arena: &mut Arena, c: &ModelConfig, share: Share, sizes: StepSizes) 
         head_input: arena.slice(sizes.heads * d)?,
         logits: arena.slice(sizes.heads * c.vocab_size)?,
     })
+}
+
+/// Entries of a c4 layer in the longest context of the model.
+pub(crate) fn most_entries(c: &ModelConfig) -> u32 {
+    c.max_position_embeddings / 4
 }

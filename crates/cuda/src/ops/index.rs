@@ -1,7 +1,8 @@
 //! The indexer of c4 layers (model.md 6.5): queries and head weights, scores of all visible keys, the exact k best.
 //!
-//! Scratch holds candidates of segments, never scores of a context. Assumes at most 64 heads, k at most 1,024 and pages of
-//! at least 32 keys. Refuses f32 keys.
+//! For few rows one kernel scores all keys and one picks; for more, blocks keep the best of segments, which are merged: the same
+//! picks. Scratch is sized for a few rows of the model's longest context, once. Assumes at most 64 heads, k at most 1,024 and
+//! pages of at least 32 keys. Refuses f32 keys.
 
 use longwave_model::IndexFormat;
 
@@ -10,6 +11,12 @@ use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream
 
 /// Blocks that a launch is cut into, if its rows are fewer: twice the multiprocessors of an H200.
 const BLOCKS: u32 = 264;
+/// Up to so many rows are scored as a whole, if they see no more keys than these.
+const FEW: u32 = 16;
+const FEW_KEYS: u32 = 1 << 18;
+/// Keys of a block of these at once, and of a group whose largest score is kept.
+const SCORERS: u32 = 128;
+const GROUP: u32 = 16;
 /// Most segments of a row's entries, and most candidates of all of them, which one block merges.
 const SEGMENTS: u32 = 64;
 const CANDIDATES: u32 = 24_576;
@@ -17,6 +24,8 @@ const CANDIDATES: u32 = 24_576;
 /// The kernels for one format of keys.
 pub struct Index {
     queries: Kernel,
+    row: Kernel,
+    pick: Kernel,
     scores: Kernel,
     merge: Kernel,
 }
@@ -65,11 +74,20 @@ pub struct Selection {
     pub heads: u32,
     /// Most entries to pick.
     pub k: u32,
+    /// Keys that a row sees at most.
+    pub most: u32,
 }
 
-/// Bytes of scratch for selections of `k` over at most `tokens` rows.
-pub fn scratch_bytes(tokens: u32, k: u32) -> u64 {
-    u64::from(tokens.max(BLOCKS)) * (u64::from(k) * 8 + 4)
+/// Bytes of scratch for selections of `k` of at most `most` entries over at most `tokens` rows.
+pub fn scratch_bytes(tokens: u32, k: u32, most: u32) -> u64 {
+    let (few, stride) = (u64::from(tokens.min(FEW)), u64::from(stride(most.min(FEW_KEYS))));
+    let candidates = u64::from(tokens.max(BLOCKS)) * (u64::from(k) * 8 + 4);
+    candidates.max(4 * few * (stride + stride / u64::from(GROUP)))
+}
+
+/// Scores of a row in scratch.
+fn stride(most: u32) -> u32 {
+    most.next_multiple_of(2 * GROUP)
 }
 
 /// Segments of each row's entries.
@@ -80,15 +98,16 @@ fn segments(tokens: u32, k: u32) -> u32 {
 impl Index {
     /// Loads the kernels for keys in `format`.
     pub fn new(context: &Context, format: IndexFormat) -> Result<Index, DriverError> {
-        let (queries, scores) = match format {
-            IndexFormat::Fp8 => ("index_queries_fp8", "index_scores_fp8"),
-            IndexFormat::Fp4 => ("index_queries_fp4", "index_scores_fp4"),
-            IndexFormat::Bf16 => ("index_queries_bf16", "index_scores_bf16"),
+        let (queries, scores, row) = match format {
+            IndexFormat::Fp8 => ("index_queries_fp8", "index_scores_fp8", "index_row_fp8"),
+            IndexFormat::Fp4 => ("index_queries_fp4", "index_scores_fp4", "index_row_fp4"),
+            IndexFormat::Bf16 => ("index_queries_bf16", "index_scores_bf16", "index_row_bf16"),
             IndexFormat::F32 => return Err(no_kernels("index keys", format.name())),
         };
-        let module = Module::load(context, "index")?;
+        let (module, few) = (Module::load(context, "index")?, Module::load(context, "index_few")?);
         let kernel = |name| module.kernel(name, 0);
-        Ok(Index { queries: kernel(queries)?, scores: kernel(scores)?, merge: kernel("index_merge")? })
+        let (row, pick) = (few.kernel(row, 0)?, few.kernel("index_pick", 0)?);
+        Ok(Index { queries: kernel(queries)?, row, pick, scores: kernel(scores)?, merge: kernel("index_merge")? })
     }
 
     /// Rotates and rounds queries, scales head weights.
@@ -111,6 +130,47 @@ impl Index {
     /// Picks the k best entries of every row.
     pub fn select(&self, stream: &Stream, s: &Selection) -> Result<(), DriverError> {
         assert!(s.heads <= 64 && (1..=1024).contains(&s.k) && s.keys.shift >= 5, "{s:?}");
+        match s.tokens {
+            0 => Ok(()),
+            1..=FEW if s.most <= FEW_KEYS => self.select_few(stream, s),
+            _ => self.select_many(stream, s),
+        }
+    }
+
+    fn select_few(&self, stream: &Stream, s: &Selection) -> Result<(), DriverError> {
+        let stride = stride(s.most);
+        let largest = s.scratch + 4 * u64::from(s.tokens) * u64::from(stride);
+        let [k0, k1, k2, k3, k4] = s.keys.arguments();
+        let arguments = [
+            Argument::Pointer(s.queries),
+            Argument::Pointer(s.weights),
+            Argument::Pointer(s.rows),
+            k0,
+            k1,
+            k2,
+            k3,
+            k4,
+            Argument::Pointer(s.scratch),
+            Argument::Pointer(largest),
+            stride.into(),
+            s.heads.into(),
+            s.k.into(),
+        ];
+        let blocks = [(BLOCKS / s.tokens).min(s.most.div_ceil(SCORERS)).max(1), s.tokens, 1];
+        stream.launch(&self.row, Grid { blocks, ..Grid::new(1, SCORERS) }, &arguments)?;
+        let arguments = [
+            Argument::Pointer(s.rows),
+            Argument::Pointer(s.scratch),
+            Argument::Pointer(largest),
+            Argument::Pointer(s.picks),
+            Argument::Pointer(s.counts),
+            stride.into(),
+            s.k.into(),
+        ];
+        stream.launch(&self.pick, Grid::new(s.tokens, 1024), &arguments)
+    }
+
+    fn select_many(&self, stream: &Stream, s: &Selection) -> Result<(), DriverError> {
         let segments = segments(s.tokens, s.k);
         // Candidates first, then how many each segment has.
         let counts = s.scratch + u64::from(s.tokens) * u64::from(segments) * u64::from(s.k) * 8;
@@ -151,7 +211,7 @@ mod tests {
     fn scratch_holds_the_candidates_of_every_number_of_rows() {
         for tokens in 1..=2000 {
             let candidates = u64::from(tokens) * u64::from(segments(tokens, 512));
-            assert!(candidates * (512 * 8 + 4) <= scratch_bytes(2000, 512), "{tokens}");
+            assert!(candidates * (512 * 8 + 4) <= scratch_bytes(2000, 512, 1 << 18), "{tokens}");
         }
     }
 }

@@ -3,8 +3,10 @@
 
 use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream};
 
-/// Up to so many tokens the weights are streamed; beyond, both operands are tiled in shared memory.
+/// Up to so many tokens, or as long as blocks of as many are no more than WAVES on each multiprocessor, the weights are
+/// streamed; beyond, both operands are tiled in shared memory.
 const FEW: u32 = 32;
+const WAVES: u32 = 4;
 /// Rows and tokens of a block for many tokens.
 const TILE: (u32, u32) = (128, 64);
 /// Shared memory of such a block: four stages of 64 columns of both operands.
@@ -69,14 +71,15 @@ impl LinearBf16 {
         let short = usize::from(split(p.cols) == 2);
         let [w, x, y] = [p.w, p.x, p.y].map(Argument::Pointer);
         let arguments = [w, x, y, p.rows.into(), p.cols.into(), p.tokens.into()];
-        if p.tokens > FEW {
+        let row_tiles = p.rows.div_ceil(16).div_ceil(8 / split(p.cols));
+        if p.tokens > FEW && row_tiles * p.tokens.div_ceil(FEW) > WAVES * self.multiprocessors {
             let blocks = [p.rows.div_ceil(TILE.0), p.tokens.div_ceil(TILE.1), 1];
             let grid = Grid { blocks, shared_bytes: MANY_BYTES, ..Grid::new(1, 256) };
             return stream.launch(&self.many[short], grid, &arguments);
         }
         let tiles = if p.tokens <= 8 { 0 } else { usize::from(p.tokens > 16) + 1 };
-        let grid = Grid::new(p.rows.div_ceil(16).div_ceil(8 / split(p.cols)), 256);
-        let deep = (tiles, short) == (0, 0) && grid.blocks[0] <= self.multiprocessors;
+        let grid = Grid { blocks: [row_tiles, p.tokens.div_ceil(FEW), 1], ..Grid::new(1, 256) };
+        let deep = (tiles, short) == (0, 0) && row_tiles <= self.multiprocessors;
         stream.launch(if deep { &self.deep } else { &self.few[tiles][short] }, grid, &arguments)
     }
 }

@@ -10,8 +10,9 @@ use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream
 pub const GROUPS: [u32; 2] = [8, 64];
 /// Up to so many tokens one block does all of it.
 const ONE_BLOCK: u32 = 8;
-/// Up to so many tokens groups are small.
-const FEW: u32 = 32;
+/// Up to so many pairs per expert on average groups are small: eight rows of one expert are multiplied while its weights stream
+/// by, and few experts need them twice.
+const FEW_PAIRS: u32 = 6;
 const ALIGN: u64 = 256;
 
 /// The kernels.
@@ -61,7 +62,7 @@ impl Routing {
     /// Bytes that routing of up to `tokens` tokens needs: a few tokens in small groups can need more than many.
     pub fn scratch_bytes(tokens: u32, experts: u32, chosen: u32) -> u64 {
         let end = |tokens| Routing::at(0, tokens, experts, chosen).1;
-        end(tokens).max(end(tokens.min(FEW)))
+        end(tokens).max(end(tokens.min(FEW_PAIRS * experts / chosen)))
     }
 
     /// Routing in memory that begins at `address`, a multiple of 256, and where that memory ends.
@@ -102,7 +103,7 @@ impl Routing {
 
     /// Rows of a group at most.
     pub fn group(&self) -> u32 {
-        GROUPS[usize::from(self.tokens > FEW)]
+        GROUPS[usize::from(self.pairs() > FEW_PAIRS * self.experts)]
     }
 
     /// Groups at most, whatever is chosen.

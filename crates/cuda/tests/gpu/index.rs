@@ -102,17 +102,19 @@ fn select(
     let tokens = rows.len();
     let (picks, counts) = (rig.poisoned::<u32>(tokens * k), rig.poisoned::<u32>(tokens));
     let q: Vec<u16> = q.iter().map(|v| bf16_bits(*v)).collect();
+    let most = rows.iter().map(|row| (row.position + 1) / 4).max().unwrap();
     let selection = Selection {
         queries: rig.put(&q).address(),
         weights: rig.put(g).address(),
         rows: put_rows(rig, rows).address(),
         keys: keys.pages,
-        scratch: rig.poisoned::<u8>(scratch_bytes(tokens as u32, k as u32) as usize).address(),
+        scratch: rig.poisoned::<u8>(scratch_bytes(tokens as u32, k as u32, most) as usize).address(),
         picks: picks.address(),
         counts: counts.address(),
         tokens: tokens as u32,
         heads: heads as u32,
         k: k as u32,
+        most,
     };
     index.select(&rig.stream, &selection).unwrap();
     Picks { picks: picks.read(&rig.stream).unwrap(), counts: counts.read(&rig.stream).unwrap() }
@@ -245,20 +247,21 @@ fn picks_of_real_scores_differ_only_among_nearly_equal_ones_and_are_measured() {
         println!("index {format:?}: {others} of {} picks are others, worst gap to the bar {gap:.1e}", tokens * k);
         assert!(gap < 1e-5 && others < 10, "{format:?}");
 
-        for tokens in [1usize, 8, 32, 128, 512] {
-            let rows = vec![rows[0]; tokens];
+        for tokens in [1usize, 8, 16, 32, 128, 512] {
+            let (rows, most) = (vec![rows[0]; tokens], count as u32);
             let q: Vec<u16> = (0..tokens).flat_map(|_| q[..heads * 128].iter().map(|v| bf16_bits(*v))).collect();
             let selection = Selection {
                 queries: rig.put(&q).address(),
                 weights: rig.put(&g[..heads].repeat(tokens)).address(),
                 rows: put_rows(&mut rig, &rows).address(),
                 keys: d_keys.pages,
-                scratch: rig.poisoned::<u8>(scratch_bytes(tokens as u32, k as u32) as usize).address(),
+                scratch: rig.poisoned::<u8>(scratch_bytes(tokens as u32, k as u32, most) as usize).address(),
                 picks: rig.poisoned::<u32>(tokens * k).address(),
                 counts: rig.poisoned::<u32>(tokens).address(),
                 tokens: tokens as u32,
                 heads: heads as u32,
                 k: k as u32,
+                most,
             };
             let graph = Graph::capture(&rig.stream, |s| (0..10).try_for_each(|_| index.select(s, &selection))).unwrap();
             let us = rig.median_us(&graph) / 10.0;

@@ -1,0 +1,142 @@
+// Scores of a row of the indexer with keys of its sequence (model.md 6.5): a warp takes 32 keys, straight from their page into
+// registers, with all heads. At most 64 heads of 128 channels, pages of at least 32 keys.
+//
+// Lane 4 g + c has channels 32 c .. 32 c + 31 of keys 8 i + g: any order of channels is one order of the sum as long as queries
+// lie in it too.
+#pragma once
+#include <stdint.h>
+
+#include "mma.cuh"
+#include "pages.cuh"
+#include "widen.cuh"
+
+namespace longwave {
+
+enum class Format { Fp8, Fp4, Bf16 };
+
+constexpr unsigned SCORE_TILES = 8;
+
+// A row's heads, in the order in which lanes take them: tile of eight heads, quarter of 32 channels, lane. In shared memory.
+struct ScoreQueries {
+    uint4 fragments[SCORE_TILES * 4 * 32];
+    float gates[SCORE_TILES * 8];
+
+    // q bf16 [heads, 128] and weights [heads] of the row; a barrier has to follow.
+    __device__ __forceinline__ void fill(const uint16_t* q, const float* weights, unsigned heads) {
+        const unsigned tiles = (heads + 7) / 8;
+        for (unsigned i = threadIdx.x; i < tiles * 128; i += blockDim.x) {
+            const unsigned head = i / 128 * 8 + i % 32 / 4;
+            const uint4* of_head = reinterpret_cast<const uint4*>(q + size_t(head) * 128);
+            fragments[i] = head < heads ? __ldg(of_head + i % 4 * 4 + i / 32 % 4) : make_uint4(0, 0, 0, 0);
+        }
+        if (threadIdx.x < tiles * 8) {
+            gates[threadIdx.x] = threadIdx.x < heads ? __ldg(weights + threadIdx.x) : 0.f;
+        }
+    }
+};
+
+// Words w of a key's 32 channels of this lane (channels 32 c + 2 w, + 1) as bf16, and what the score is to be times.
+template <Format FORMAT>
+__device__ __forceinline__ float load_key(uint32_t (&words)[16], const uint8_t* page, unsigned slot, unsigned rows,
+                                          unsigned c) {
+    if (!page) {
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            words[i] = 0;
+        }
+        return 0.f;
+    }
+    if constexpr (FORMAT == Format::Bf16) {
+        const uint4* from = reinterpret_cast<const uint4*>(page + size_t(slot) * 256 + c * 64);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint4 v = __ldg(from + i);
+            words[4 * i] = v.x;
+            words[4 * i + 1] = v.y;
+            words[4 * i + 2] = v.z;
+            words[4 * i + 3] = v.w;
+        }
+        return 1.f;
+    } else if constexpr (FORMAT == Format::Fp8) {
+        const uint4* from = reinterpret_cast<const uint4*>(page + size_t(slot) * 128 + c * 32);
+        const uint32_t up = 0x7b807b80u;  // 2^120
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint4 v = __ldg(from + i);
+            const uint32_t codes[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                words[8 * i + 2 * j] = times_bf16(spread_e4m3(codes[j], 0x1404), up);
+                words[8 * i + 2 * j + 1] = times_bf16(spread_e4m3(codes[j], 0x3424), up);
+            }
+        }
+        return __ldg(reinterpret_cast<const float*>(page + size_t(rows) * 128) + slot);
+    } else {
+        const uint4 v = __ldg(reinterpret_cast<const uint4*>(page + size_t(slot) * 64 + c * 16));
+        const uint32_t byte = __ldg(page + size_t(rows) * 64 + size_t(slot) * 4 + c);
+        const uint32_t s = byte << 7 | byte << 23, up = 0x7e807e80u;  // 2^126
+        const uint32_t codes[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const uint32_t pair = spread_e2m1(codes[i / 4] >> (i % 4 * 8));
+            words[i] = times_bf16(times_bf16(pair, up), s);
+        }
+        return 1.f;
+    }
+}
+
+// Of keys first .. first + 31, a multiple of 32, the score of first + 8 c + g; those from `end` on count as zeros.
+template <Format FORMAT>
+__device__ __forceinline__ float score_of_32(const ScoreQueries& queries, unsigned heads, const Pages& keys, unsigned seat,
+                                             unsigned first, unsigned end) {
+    const unsigned lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, tiles = (heads + 7) / 8;
+    const uint8_t* page = keys.page(seat, first);
+    // Key 8 i + g of the tile is row g or g + 8 of product i / 2.
+    uint32_t words[4][16];
+    float scale[4];
+#pragma unroll
+    for (unsigned i = 0; i < 4; i++) {
+        const unsigned entry = first + 8 * i + g;
+        scale[i] = load_key<FORMAT>(words[i], entry < end ? page : nullptr, keys.slot(entry), 1u << keys.shift, c);
+    }
+    float sums[4] = {0.f, 0.f, 0.f, 0.f};
+    for (unsigned n = 0; n < tiles; n++) {
+        float d[2][4] = {};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint4 b = queries.fragments[(n * 4 + i) * 32 + lane];
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                const uint32_t low[4] = {words[2 * m][4 * i], words[2 * m + 1][4 * i], words[2 * m][4 * i + 1],
+                                         words[2 * m + 1][4 * i + 1]};
+                const uint32_t high[4] = {words[2 * m][4 * i + 2], words[2 * m + 1][4 * i + 2], words[2 * m][4 * i + 3],
+                                          words[2 * m + 1][4 * i + 3]};
+                mma_bf16(d[m], low, b.x, b.y);
+                mma_bf16(d[m], high, b.z, b.w);
+            }
+        }
+        const float2 gate = *reinterpret_cast<const float2*>(queries.gates + n * 8 + 2 * c);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            sums[i] = fmaf(fmaxf(d[i / 2][i % 2 * 2], 0.f), gate.x, sums[i]);
+            sums[i] = fmaf(fmaxf(d[i / 2][i % 2 * 2 + 1], 0.f), gate.y, sums[i]);
+        }
+    }
+    float own = 0.f;
+#pragma unroll
+    for (unsigned i = 0; i < 4; i++) {
+        float sum = sums[i];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        own = c == i ? sum * scale[i] : own;
+    }
+    return own;
+}
+
+// Integers in the order of scores, never 0. NaN counts as minus infinity.
+__device__ __forceinline__ uint32_t ordered_score(float score) {
+    const uint32_t bits = __float_as_uint(isnan(score) ? -INFINITY : score + 0.f);
+    return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
+}
+
+}  // namespace longwave
