@@ -137,7 +137,7 @@ __device__ __forceinline__ void choose(const uint32_t (&own)[EACH], unsigned use
 // Grid (blocks, tokens), SCORERS threads. scores [tokens, stride], largest [tokens, stride / 16]; stride a multiple of 32 that
 // holds what any row sees.
 #define ROW(name, format)                                                                                                \
-    extern "C" __global__ void __launch_bounds__(SCORERS, 3)                                                             \
+    extern "C" __global__ void __launch_bounds__(SCORERS, 4)                                                             \
         name(const uint16_t* q, const float* weights, const BatchRow* rows, uint8_t* key_pool, const unsigned* key_table, \
              unsigned long long key_bytes, unsigned key_len, unsigned key_shift, uint32_t* scores, uint32_t* largest,    \
              unsigned stride, unsigned heads, unsigned k) {                                                              \

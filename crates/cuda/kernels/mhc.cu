@@ -39,8 +39,8 @@ __device__ __forceinline__ float2 updated(const float* mix, unsigned stream, flo
 
 // A block has its columns of all four streams: 64 threads with two each per stream.
 template <bool AFTER>
-__device__ __forceinline__ void dots(uint32_t* streams, const uint32_t* y, const float* mix, const float2* fn, float* partial,
-                                     unsigned width, unsigned tokens) {
+__device__ __forceinline__ void dots(uint32_t* streams, const uint32_t* y, const float2* wide_y, const float* mix,
+                                     const float2* fn, float* partial, unsigned width, unsigned tokens) {
     longwave::start_next();
     const unsigned half = width / 2, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const unsigned stream = threadIdx.x / (COLUMNS / 2), column = blockIdx.x * (COLUMNS / 2) + threadIdx.x % (COLUMNS / 2);
@@ -62,7 +62,13 @@ __device__ __forceinline__ void dots(uint32_t* streams, const uint32_t* y, const
             for (int i = 0; i < 4; i++) {
                 old[i] = longwave::widen(row[i * half + column]);
             }
-            const float2 out = longwave::widen(y[size_t(token) * half + column]);
+            float2 out;
+            if (wide_y) {
+                const float2 v = wide_y[size_t(token) * half + column];
+                out = make_float2(longwave::round_bf16(v.x), longwave::round_bf16(v.y));
+            } else {
+                out = longwave::widen(y[size_t(token) * half + column]);
+            }
             const float2 sum = updated(mix + size_t(token) * 20, stream, out, old);
             const uint32_t rounded = longwave::narrow(sum.x, sum.y);
             // The other streams' threads have read what this replaces.
@@ -117,14 +123,15 @@ __device__ __forceinline__ void normalise(float (&c)[16], float eps) {
 // Grid (width / COLUMNS, at most tokens), 256 threads; partial [tokens, blocks, PARTIAL].
 extern "C" __global__ void __launch_bounds__(256)
 mhc_dots(uint32_t* streams, const float2* fn, float* partial, unsigned width, unsigned tokens) {
-    dots<false>(streams, nullptr, nullptr, fn, partial, width, tokens);
+    dots<false>(streams, nullptr, nullptr, nullptr, fn, partial, width, tokens);
 }
 
-// The same grid. y bf16 [tokens, width], the output of the sublayer before; mix as mhc_pre left it for that one.
+// The same grid. The output of the sublayer before, [tokens, width]: bf16 in y, or float that is still to be rounded in wide_y;
+// mix as mhc_pre left it for that sublayer.
 extern "C" __global__ void __launch_bounds__(256)
-mhc_post_dots(uint32_t* streams, const uint32_t* y, const float* mix, const float2* fn, float* partial, unsigned width,
-              unsigned tokens) {
-    dots<true>(streams, y, mix, fn, partial, width, tokens);
+mhc_post_dots(uint32_t* streams, const uint32_t* y, const float2* wide_y, const float* mix, const float2* fn, float* partial,
+              unsigned width, unsigned tokens) {
+    dots<true>(streams, y, wide_y, mix, fn, partial, width, tokens);
 }
 
 // Grid tokens, 288 threads: eight warps for the sublayer's input, one for the mix that is needed after it. base [24],

@@ -13,6 +13,7 @@ use crate::ops::attend::{Attention as Core, Entries};
 use crate::ops::compress::Compressor as Closing;
 use crate::ops::index::{Queries, Selection};
 use crate::ops::keys::{Gather, Heads, Projected};
+use crate::ops::mhc::Output;
 use crate::scratch::most_entries;
 use crate::weights::{Attention, Compressor, Indexer};
 
@@ -61,21 +62,22 @@ impl Model {
         self.mark(stream, "q/kv norm and insert")
     }
 
-    /// Attention (model.md 6), from `normed` and `input` to `output`.
+    /// Attention (model.md 6), from `normed` and `input` to what it returns.
     pub(crate) fn attention(
         &self,
         stream: &Stream,
         layer: usize,
         a: &Attention,
         lists: &Lists,
-    ) -> Result<(), DriverError> {
+    ) -> Result<Output, DriverError> {
         let (s, c, t, eps) = (&self.scratch, &self.config, lists.tokens, self.config.rms_norm_eps);
         let heads = self.weights.share.heads(c).len() as u32;
         let angles = s.angles[usize::from(a.kind != LayerKind::Window)].address();
         let window = self.pages(CacheKind::Window, layer);
         let local = self.pools.local();
         self.keys(stream, layer, a, lists)?;
-        self.part(stream, a, |beside| match &a.indexer {
+        let compresses = a.compressor.is_some();
+        self.part(stream, compresses, |beside| match &a.indexer {
             Some(indexer) => {
                 self.index_keys(beside, layer, indexer, lists)?;
                 self.select(beside, layer, indexer, lists)
@@ -91,7 +93,7 @@ impl Model {
             Heads { products: s.q_wide.address(), rows: lists.rows, angles, out: s.q.address(), tokens: t, heads, eps };
         self.ops.keys.queries(stream, &queries)?;
         self.mark(stream, "q norm and rotation")?;
-        self.meet(stream, a)?;
+        self.meet(stream, compresses)?;
         let entries = match a.kind {
             LayerKind::Window => Entries::Window,
             LayerKind::C128 => Entries::All { pages: self.pages(CacheKind::C128Main, layer), ratio: 128 },
@@ -134,31 +136,37 @@ impl Model {
         self.mark(stream, "quantise")?;
         self.fp8(stream, &a.wo_b, 1, &s.o_low, &s.product, t)?;
         self.mark(stream, "wo_b")?;
-        self.sum(stream, t)
+        match &self.reduce {
+            Some(_) => {
+                self.sum(stream, t)?;
+                Ok(Output::Rounded(s.output.address()))
+            }
+            None => Ok(Output::Wide(s.product.address())),
+        }
     }
 
-    /// The second stream, in a layer that has work for it and while no timer needs all work in one.
-    fn beside(&self, a: &Attention) -> Option<&Beside> {
-        self.beside.as_ref().filter(|_| a.compressor.is_some() && self.timers.is_none())
+    /// The second stream, if there is `work` for it and while no timer needs all work in one.
+    fn beside(&self, work: bool) -> Option<&Beside> {
+        self.beside.as_ref().filter(|_| work && self.timers.is_none())
     }
 
-    /// Lets `work` run beside what comes next in `stream`, or in it.
-    fn part(
+    /// Lets `work` run beside what comes next in `stream` if it `may`, or in it.
+    pub(crate) fn part(
         &self,
         stream: &Stream,
-        a: &Attention,
+        may: bool,
         work: impl FnOnce(&Stream) -> Result<(), DriverError>,
     ) -> Result<(), DriverError> {
-        let Some(beside) = self.beside(a) else { return work(stream) };
+        let Some(beside) = self.beside(may) else { return work(stream) };
         beside.parted.record(stream)?;
         beside.stream.wait(&beside.parted)?;
         work(&beside.stream)?;
         beside.met.record(&beside.stream)
     }
 
-    /// Waits for what ran beside.
-    fn meet(&self, stream: &Stream, a: &Attention) -> Result<(), DriverError> {
-        self.beside(a).map_or(Ok(()), |beside| stream.wait(&beside.met))
+    /// Waits for what ran beside, if it `may`.
+    pub(crate) fn meet(&self, stream: &Stream, may: bool) -> Result<(), DriverError> {
+        self.beside(may).map_or(Ok(()), |beside| stream.wait(&beside.met))
     }
 
     /// Where a compressor puts the entries of groups that end, and the state of open ones (model.md 6.4).

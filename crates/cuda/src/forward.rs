@@ -14,12 +14,12 @@ use crate::ops::Pages;
 use crate::ops::attend::Attend;
 use crate::ops::compress::Compress;
 use crate::ops::ends::{Ends, HeadMix};
-use crate::ops::experts::{ExpertBatch, ExpertWeights, Experts, Sum};
+use crate::ops::experts::{BESIDE, ExpertBatch, ExpertWeights, Experts, Sum};
 use crate::ops::index::Index;
 use crate::ops::keys::Keys;
 use crate::ops::linear_bf16::{Bf16Product, LinearBf16};
 use crate::ops::linear_fp8::{Fp8Product, LinearFp8};
-use crate::ops::mhc::{Mhc, MhcBatch, MhcSite};
+use crate::ops::mhc::{Mhc, MhcBatch, MhcSite, Output};
 use crate::ops::mtp::Mtp;
 use crate::ops::quantise::Quantise;
 use crate::ops::reduce::Reduce;
@@ -277,13 +277,15 @@ impl Model {
         let (shape, y) = (mhc_shape(&self.config), self.scratch.output.address());
         let mixing = self.mixing(streams, lists.tokens);
         self.before(stream, &b.hc_attn, &b.attn_norm, &mixing)?;
-        self.attention(stream, layer, &b.attn, lists)?;
-        self.ops.mhc.next(stream, &shape, b.hc_ffn.function.address(), &mixing, y)?;
+        let attended = self.attention(stream, layer, &b.attn, lists)?;
+        self.ops.mhc.next(stream, &shape, b.hc_ffn.function.address(), &mixing, attended)?;
         self.mark(stream, "mHC after")?;
         self.before(stream, &b.hc_ffn, &b.ffn_norm, &mixing)?;
         self.experts(stream, b, lists)?;
         match next {
-            Some(mixer) => self.ops.mhc.next(stream, &shape, mixer.function.address(), &mixing, y)?,
+            Some(mixer) => {
+                self.ops.mhc.next(stream, &shape, mixer.function.address(), &mixing, Output::Rounded(y))?;
+            }
             None => self.ops.mhc.after(stream, &shape, &mixing, y)?,
         }
         self.mark(stream, "mHC after")
@@ -344,18 +346,9 @@ impl Model {
     /// Experts (model.md 7), from `normed` and `input` to `output`.
     fn experts(&self, stream: &Stream, b: &Block, lists: &Lists) -> Result<(), DriverError> {
         let (s, c, t, moe) = (&self.scratch, &self.config, lists.tokens, &b.moe);
-        self.bf16(stream, &moe.gate, &s.normed, &s.router, t)?;
-        self.mark(stream, "router")?;
-        let how = match &moe.route {
-            Route::Hash(table) => Choosing::Hashed(table.address()),
-            Route::Scored(bias) => Choosing::Scored(bias.address()),
-        };
+        let (share, shape) = (&self.weights.share, expert_shape(c));
         let (experts, chosen) = (c.n_routed_experts as u32, c.num_experts_per_tok as u32);
-        let share = &self.weights.share;
         let routing = Routing::at(s.routing.address(), t, experts, chosen).0.with(share.experts(c));
-        let (logits, scale) = (s.router.address(), c.routed_scaling_factor);
-        self.ops.router.route(stream, logits, lists.ids, how, scale, &routing)?;
-        self.mark(stream, "router choice")?;
         let weights = ExpertWeights {
             gate_up: moe.gate_up.codes.address(),
             gate_up_scales: moe.gate_up.scales.address(),
@@ -373,8 +366,24 @@ impl Model {
             out: if share.is_part() { Sum::Part(s.product.address()) } else { Sum::Whole(s.output.address()) },
             scratch: s.experts.address(),
         };
-        self.ops.experts.forward(stream, &self.ops.fp8, &expert_shape(c), &weights, &routing, &batch)?;
-        self.mark(stream, "experts")?;
+        let may = t <= BESIDE;
+        self.part(stream, may, |beside| {
+            self.ops.experts.shared(beside, &self.ops.fp8, &shape, &weights, &routing, &batch)
+        })?;
+        self.mark(stream, "shared expert")?;
+        self.bf16(stream, &moe.gate, &s.normed, &s.router, t)?;
+        self.mark(stream, "router")?;
+        let how = match &moe.route {
+            Route::Hash(table) => Choosing::Hashed(table.address()),
+            Route::Scored(bias) => Choosing::Scored(bias.address()),
+        };
+        let (logits, scale) = (s.router.address(), c.routed_scaling_factor);
+        self.ops.router.route(stream, logits, lists.ids, how, scale, &routing)?;
+        self.mark(stream, "router choice")?;
+        self.ops.experts.routed(stream, &shape, &weights, &routing, &batch)?;
+        self.meet(stream, may)?;
+        self.ops.experts.combine(stream, &shape, &weights, &routing, &batch)?;
+        self.mark(stream, "routed experts")?;
         if share.is_part() { self.sum(stream, t) } else { Ok(()) }
     }
 }

@@ -10,6 +10,8 @@ use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream
 const ALIGN: u64 = 256;
 /// Columns of the widest product.
 const MOST_COLS: u32 = 8192;
+/// Up to so many tokens [`Experts::shared`] may run beside routing and routed experts.
+pub const BESIDE: u32 = 64;
 /// Pairs per expert on average from which on `wide` is faster than `many`.
 const WIDE_PAIRS: u32 = 24;
 /// Shared memory of a block of `wide`: four stages of halves and four of codes of 64 pairs, with scales, sums of 192 rows,
@@ -124,6 +126,8 @@ struct Scratch {
     codes: u64,
     scales: u64,
     shared: u64,
+    /// Gate and up of the shared expert, codes and scales.
+    shared_inner: [u64; 3],
     end: u64,
 }
 
@@ -140,7 +144,11 @@ impl ExpertShape {
         let codes = take(rows * u64::from(self.inner));
         let scales = take(4 * rows * u64::from(self.inner / 128));
         let shared = take(4 * u64::from(tokens) * u64::from(self.width));
-        Scratch { wide, codes, scales, shared, end }
+        // Of few tokens the shared expert may run beside the routed ones.
+        let few = u64::from(tokens.min(BESIDE)) * u64::from(self.inner);
+        let own = [take(8 * few), take(few), take(few / 32)];
+        let shared_inner = if tokens <= BESIDE { own } else { [wide, codes, scales] };
+        Scratch { wide, codes, scales, shared, shared_inner, end }
     }
 
     /// Bytes of scratch for `tokens` tokens with `chosen` experts each.
@@ -224,8 +232,8 @@ impl Experts {
         stream.launch(&self.swiglu, Grid::new(warps.div_ceil(8) as u32, 256), &arguments)
     }
 
-    /// The whole layer after routing.
-    pub fn forward(
+    /// The shared expert, where one is here. Others may run at the same time, up to [`BESIDE`] tokens.
+    pub fn shared(
         &self,
         stream: &Stream,
         linear: &LinearFp8,
@@ -234,15 +242,53 @@ impl Experts {
         routing: &Routing,
         batch: &ExpertBatch,
     ) -> Result<(), DriverError> {
-        assert!(shape.width.is_multiple_of(256) && shape.inner.is_multiple_of(128), "{shape:?}");
-        let (tokens, pairs) = (routing.tokens, routing.pairs());
-        if tokens == 0 {
+        let s = shape.scratch(batch.scratch, routing.tokens, routing.pairs());
+        let (tokens, [wide, codes, scales]) = (routing.tokens, s.shared_inner);
+        if tokens == 0 || weights.shared_inner == 0 {
             return Ok(());
         }
-        let s = shape.scratch(batch.scratch, tokens, pairs);
-        if weights.shared_inner > 0 {
-            self.shared(stream, linear, shape, weights, batch, tokens, &s)?;
+        let shape = ExpertShape { inner: weights.shared_inner, ..*shape };
+        let up = Fp8Product {
+            w: weights.shared_gate_up,
+            w_scales: weights.shared_gate_up_scales,
+            x: batch.x,
+            x_scales: batch.x_scales,
+            y: wide,
+            rows: 2 * shape.inner,
+            cols: shape.width,
+            groups: 1,
+            tokens,
+        };
+        linear.launch(stream, &up)?;
+        self.swiglu(stream, &shape, wide, None, tokens, codes, scales)?;
+        let down = Fp8Product {
+            w: weights.shared_down,
+            w_scales: weights.shared_down_scales,
+            x: codes,
+            x_scales: scales,
+            y: s.shared,
+            rows: shape.width,
+            cols: shape.inner,
+            ..up
+        };
+        linear.launch(stream, &down)
+    }
+
+    /// The routed experts, behind routing.
+    pub fn routed(
+        &self,
+        stream: &Stream,
+        shape: &ExpertShape,
+        weights: &ExpertWeights,
+        routing: &Routing,
+        batch: &ExpertBatch,
+    ) -> Result<(), DriverError> {
+        assert!(shape.width.is_multiple_of(256) && shape.inner.is_multiple_of(128), "{shape:?}");
+        let pairs = routing.pairs();
+        if pairs == 0 {
+            return Ok(());
         }
+        let s = shape.scratch(batch.scratch, routing.tokens, pairs);
         let up = RoutedProduct {
             w: weights.gate_up,
             w_scales: weights.gate_up_scales,
@@ -271,8 +317,23 @@ impl Experts {
             cols: shape.inner,
             ..up
         };
-        self.product(stream, &down)?;
-        let grid = Grid { blocks: [shape.width.div_ceil(1024), tokens, 1], ..Grid::new(1, 256) };
+        self.product(stream, &down)
+    }
+
+    /// The sum of both.
+    pub fn combine(
+        &self,
+        stream: &Stream,
+        shape: &ExpertShape,
+        weights: &ExpertWeights,
+        routing: &Routing,
+        batch: &ExpertBatch,
+    ) -> Result<(), DriverError> {
+        if routing.tokens == 0 {
+            return Ok(());
+        }
+        let s = shape.scratch(batch.scratch, routing.tokens, routing.pairs());
+        let grid = Grid { blocks: [shape.width.div_ceil(1024), routing.tokens, 1], ..Grid::new(1, 256) };
         let shared = if weights.shared_inner > 0 { s.shared } else { 0 };
         let [shared, routed, places, choices] =
             [shared, s.wide, routing.places, routing.choices].map(Argument::Pointer);
@@ -287,44 +348,6 @@ impl Experts {
                 stream.launch(&self.combine_part, grid, &arguments)
             }
         }
-    }
-
-    /// The shared expert, to `s.shared`.
-    fn shared(
-        &self,
-        stream: &Stream,
-        linear: &LinearFp8,
-        shape: &ExpertShape,
-        weights: &ExpertWeights,
-        batch: &ExpertBatch,
-        tokens: u32,
-        s: &Scratch,
-    ) -> Result<(), DriverError> {
-        let shape = ExpertShape { inner: weights.shared_inner, ..*shape };
-        let up = Fp8Product {
-            w: weights.shared_gate_up,
-            w_scales: weights.shared_gate_up_scales,
-            x: batch.x,
-            x_scales: batch.x_scales,
-            y: s.wide,
-            rows: 2 * shape.inner,
-            cols: shape.width,
-            groups: 1,
-            tokens,
-        };
-        linear.launch(stream, &up)?;
-        self.swiglu(stream, &shape, s.wide, None, tokens, s.codes, s.scales)?;
-        let down = Fp8Product {
-            w: weights.shared_down,
-            w_scales: weights.shared_down_scales,
-            x: s.codes,
-            x_scales: s.scales,
-            y: s.shared,
-            rows: shape.width,
-            cols: shape.inner,
-            ..up
-        };
-        linear.launch(stream, &down)
     }
 }
 

@@ -16,6 +16,8 @@ const FEW: u32 = 16;
 const FEW_KEYS: u32 = 1 << 18;
 /// Keys of a block of these at once, and of a group whose largest score is kept.
 const SCORERS: u32 = 128;
+/// So many of these blocks fit an H200 at once.
+const SCORER_BLOCKS: u32 = 4 * 132;
 const GROUP: u32 = 16;
 /// Most segments of a row's entries, and most candidates of all of them, which one block merges.
 const SEGMENTS: u32 = 64;
@@ -156,7 +158,7 @@ impl Index {
             s.heads.into(),
             s.k.into(),
         ];
-        let blocks = [(BLOCKS / s.tokens).min(s.most.div_ceil(SCORERS)).max(1), s.tokens, 1];
+        let blocks = [(SCORER_BLOCKS / s.tokens).min(s.most.div_ceil(SCORERS)).max(1), s.tokens, 1];
         stream.launch(&self.row, Grid { blocks, ..Grid::new(1, SCORERS) }, &arguments)?;
         let arguments = [
             Argument::Pointer(s.rows),

@@ -42,6 +42,15 @@ pub struct MhcSite {
     pub weight: u64,
 }
 
+/// A sublayer's output, `[tokens, width]`; an address.
+#[derive(Debug, Clone, Copy)]
+pub enum Output {
+    /// bf16.
+    Rounded(u64),
+    /// float, still to be rounded.
+    Wide(u64),
+}
+
 /// What a sublayer needs and leaves; addresses.
 #[derive(Debug, Clone, Copy)]
 pub struct MhcBatch {
@@ -107,18 +116,22 @@ impl Mhc {
         stream.launch(&self.pre, Grid::new(b.tokens, 288), &arguments)
     }
 
-    /// The streams after the sublayer, whose output is at `y`, bf16 `[tokens, width]`, and their products with the
-    /// `function` of the site that follows.
+    /// The streams after a sublayer with output `y`, and their products with the `function` of the site that follows.
     pub fn next(
         &self,
         stream: &Stream,
         shape: &MhcShape,
         function: u64,
         b: &MhcBatch,
-        y: u64,
+        y: Output,
     ) -> Result<(), DriverError> {
-        let [streams, y, mix, function, partial] = [b.streams, y, b.mix, function, b.partial].map(Argument::Pointer);
-        let arguments = [streams, y, mix, function, partial, shape.width.into(), b.tokens.into()];
+        let (rounded, wide) = match y {
+            Output::Rounded(y) => (y, 0),
+            Output::Wide(y) => (0, y),
+        };
+        let [streams, rounded, wide, mix, function, partial] =
+            [b.streams, rounded, wide, b.mix, function, b.partial].map(Argument::Pointer);
+        let arguments = [streams, rounded, wide, mix, function, partial, shape.width.into(), b.tokens.into()];
         if b.tokens == 0 { Ok(()) } else { stream.launch(&self.post_dots, products(shape, b), &arguments) }
     }
 

@@ -4,7 +4,7 @@ use longwave_cpu::numerics::{Profile, fake_fp8_group};
 use longwave_cpu::ops::mhc::{self, Site};
 use longwave_cpu::ops::norm::rms_norm;
 use longwave_cuda::driver::{DeviceSlice, Graph, Stream};
-use longwave_cuda::ops::mhc::{Mhc, MhcBatch, MhcShape, MhcSite};
+use longwave_cuda::ops::mhc::{Mhc, MhcBatch, MhcShape, MhcSite, Output};
 use longwave_model::formats::{bf16_bits, bf16_value, e4m3};
 
 use crate::rig::{Fresh, Rig, relative_error, rig};
@@ -50,7 +50,7 @@ impl Boundary {
 
     fn next(&self, stream: &Stream, mhc: &Mhc, width: usize, tokens: usize) {
         let (function, output) = (self.function.address(), self.output.address());
-        mhc.next(stream, &shape(width), function, &self.batch(tokens), output).unwrap();
+        mhc.next(stream, &shape(width), function, &self.batch(tokens), Output::Rounded(output)).unwrap();
     }
 
     fn after(&self, stream: &Stream, mhc: &Mhc, width: usize, tokens: usize) {
@@ -115,6 +115,12 @@ fn a_boundary_agrees_and_does_not_depend_on_the_batch() {
         b.next(&rig.stream, &k, width, tokens);
         assert!(products != of_next && of_next == b.partial.read(&rig.stream).unwrap());
         assert!(streams == b.streams.read(&rig.stream).unwrap());
+        // An output that is not rounded yet: what rounds to the same is added.
+        b.streams.write(&rig.stream, &bits(&host[0])).unwrap();
+        let wide: Vec<f32> = host[5].iter().map(|v| v * (1.0 + 1e-4)).collect();
+        let wide = Output::Wide(rig.put(&wide).address());
+        k.next(&rig.stream, &shape(width), b.function.address(), &b.batch(tokens), wide).unwrap();
+        assert!(of_next == b.partial.read(&rig.stream).unwrap() && streams == b.streams.read(&rig.stream).unwrap());
         let streams = floats(&streams);
 
         let site = Site { base: host[2].clone(), scale: host[3].clone(), hc_eps: EPS, norm_eps: EPS, iters: ITERS };

@@ -4,7 +4,7 @@ use longwave_cpu::numerics::{Profile, fake_fp8_group, round_slice};
 use longwave_cpu::ops::expert::swiglu;
 use longwave_cpu::ops::linear::linear;
 use longwave_cpu::ops::matrix::Matrix;
-use longwave_cuda::driver::{DeviceSlice, Graph};
+use longwave_cuda::driver::{DeviceSlice, DriverError, Graph, Stream};
 use longwave_cuda::ops::UNMAPPED;
 use longwave_cuda::ops::experts::{ExpertBatch, ExpertShape, ExpertWeights, Experts, Sum};
 use longwave_cuda::ops::linear_fp8::LinearFp8;
@@ -120,6 +120,21 @@ fn swiglu_has_the_bits_of_the_cpu() {
     }
 }
 
+/// The layer behind routing, in one stream.
+fn forward(
+    stream: &Stream,
+    experts: &Experts,
+    linear: &LinearFp8,
+    shape: &ExpertShape,
+    weights: &ExpertWeights,
+    routing: &Routing,
+    batch: &ExpertBatch,
+) -> Result<(), DriverError> {
+    experts.shared(stream, linear, shape, weights, routing, batch)?;
+    experts.routed(stream, shape, weights, routing, batch)?;
+    experts.combine(stream, shape, weights, routing, batch)
+}
+
 /// Addresses of a layer's weights on the GPU.
 fn upload(
     rig: &mut Rig,
@@ -196,7 +211,7 @@ fn experts_agree_and_do_not_depend_on_the_batch() {
                 out: Sum::Whole(out.address()),
                 scratch: scratch.address(),
             };
-            experts.forward(&rig.stream, &linear, &shape, &weights, &routing, &batch).unwrap();
+            forward(&rig.stream, &experts, &linear, &shape, &weights, &routing, &batch).unwrap();
             let out: Vec<f32> = out.read(&rig.stream).unwrap().into_iter().map(bf16_value).collect();
             let choices = words(rig, &memory, routing.choices, tokens * k);
             let weights = words(rig, &memory, routing.weights, tokens * k);
@@ -292,7 +307,7 @@ fn flash_layers_are_measured() {
                 logits.iter().try_for_each(|logits| {
                     router.route(s, logits.address(), ids.address(), how, 1.5, &routing)?;
                     match both {
-                        true => experts.forward(s, &linear, &shape, &weights, &routing, &batch),
+                        true => forward(s, &experts, &linear, &shape, &weights, &routing, &batch),
                         false => Ok(()),
                     }
                 })
