@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "common/cluster.cuh"
+#include "common/copy.cuh"
 #include "common/halves.cuh"
 #include "common/mma.cuh"
 #include "common/overlap.cuh"
@@ -96,7 +97,8 @@ __device__ __forceinline__ void linear(const Operands& o, float (&sums)[2][WARPS
     }
     // Weights are on their way while the kernel before this one ends.
     longwave::wait_before();
-    const size_t x_stride = size_t(o.groups) * o.cols, x_blocks = size_t(o.groups) * blocks, y_stride = size_t(o.groups) * o.rows;
+    const size_t y_stride = size_t(o.groups) * o.rows;
+    const unsigned x_stride = o.groups * o.cols, x_blocks = o.groups * blocks;
     for (unsigned t = begin; t < end; t++) {
         const unsigned group = t / of_group;
         const uint8_t* x = o.x + size_t(group) * o.cols + 16 * c;
@@ -112,22 +114,21 @@ __device__ __forceinline__ void linear(const Operands& o, float (&sums)[2][WARPS
                     float products[TILES][4] = {};
 #pragma unroll
                     for (int half = 0; half < 2; half++) {
-                        uint4 tokens_x[TILES];
+                        uint32_t w[4][4];
+#pragma unroll
+                        for (int s = 0; s < 4; s++) {
+                            longwave::widen_e4m3(longwave::word(ahead[a].v[0][half], s), w[s][0], w[s][2]);
+                            longwave::widen_e4m3(longwave::word(ahead[a].v[1][half], s), w[s][1], w[s][3]);
+                        }
 #pragma unroll
                         for (int n = 0; n < TILES; n++) {
                             const unsigned token = min(n * 8 + g, o.tokens - 1);
-                            tokens_x[n] = __ldg(reinterpret_cast<const uint4*>(x + token * x_stride + b * BLOCK + 64 * half));
-                        }
+                            const uint4 v = __ldg(reinterpret_cast<const uint4*>(x + (token * x_stride + b * BLOCK + 64 * half)));
 #pragma unroll
-                        for (int s = 0; s < 4; s++) {
-                            uint32_t a0, a1, a2, a3;
-                            longwave::widen_e4m3(longwave::word(ahead[a].v[0][half], s), a0, a2);
-                            longwave::widen_e4m3(longwave::word(ahead[a].v[1][half], s), a1, a3);
-#pragma unroll
-                            for (int n = 0; n < TILES; n++) {
+                            for (int s = 0; s < 4; s++) {
                                 uint32_t b0, b1;
-                                longwave::widen_e4m3(longwave::word(tokens_x[n], s), b0, b1);
-                                longwave::mma_f16(products[n], a0, a1, a2, a3, b0, b1);
+                                longwave::widen_e4m3(longwave::word(v, s), b0, b1);
+                                longwave::mma_f16(products[n], w[s][0], w[s][1], w[s][2], w[s][3], b0, b1);
                             }
                         }
                     }
@@ -137,7 +138,7 @@ __device__ __forceinline__ void linear(const Operands& o, float (&sums)[2][WARPS
 #pragma unroll
                         for (int j = 0; j < 2; j++) {
                             const unsigned token = min(n * 8 + 2 * c + j, o.tokens - 1);
-                            const float s = ws * __ldg(x_scales + token * x_blocks + b);
+                            const float s = ws * __ldg(x_scales + (token * x_blocks + b));
                             total[n][j] = fmaf(products[n][j], s, total[n][j]);
                             total[n][2 + j] = fmaf(products[n][2 + j], s, total[n][2 + j]);
                         }
@@ -307,8 +308,8 @@ __device__ __forceinline__ void many(const uint8_t* __restrict__ w, const float*
         longwave::start_next();                                                                                          \
         __shared__ float sums[2][WARPS][tiles * 8][ROWS + 1];                                                            \
         const Operands o = {w, w_scales, x, x_scales, y, rows, cols, tokens, groups};                                    \
-        cols % (BLOCK * split * ahead) == 0 ? linear<tiles, split, ahead, true>(o, sums)                                 \
-                                            : linear<tiles, split, ahead, false>(o, sums);                               \
+        ahead == 1 || cols % (BLOCK * split * ahead) == 0 ? linear<tiles, split, ahead, true>(o, sums)                   \
+                                                          : linear<tiles, split, ahead, false>(o, sums);                 \
     }
 
 // Grid: at most as many blocks as fit the multiprocessors at once, 256 threads. At most 8, 16 and 32 tokens; from 2048 columns
@@ -317,8 +318,8 @@ ENTRY(1, 8, 2, 2)
 ENTRY(1, 2, 2, 2)
 ENTRY(2, 8, 2, 2)
 ENTRY(2, 2, 2, 2)
-ENTRY(4, 8, 2, 1)
-ENTRY(4, 2, 2, 1)
+ENTRY(4, 8, 1, 2)
+ENTRY(4, 2, 1, 2)
 
 // 128 x 128 products per block: just under 162.25 KiB of dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(256, 1)

@@ -147,8 +147,7 @@ impl LinearFp8 {
                 assert!(p.tokens <= FEW, "{} tokens are not few", p.tokens);
                 let tiles = if p.tokens <= 8 { 0 } else { usize::from(p.tokens > 16) + 1 };
                 let all = (p.rows / 16).div_ceil(8 / parts) * p.groups;
-                let resident = if p.tokens <= 16 { 2 } else { 1 };
-                let grid = Grid::new(all.min(resident * self.multiprocessors), 256);
+                let grid = Grid::new(all.min(2 * self.multiprocessors), 256);
                 stream.launch(&self.few[tiles][usize::from(parts == 2)], grid, &few)
             }
             Form::Small => {
