@@ -27,6 +27,7 @@ fn main() {
     let (kernels, out) = (root.join("kernels"), PathBuf::from(env("OUT_DIR")));
     println!("cargo::rerun-if-changed=kernels");
     println!("cargo::rerun-if-env-changed=CUDA_HOME");
+    println!("cargo::rerun-if-env-changed=LONGWAVE_RACECHECK");
     let toolkit = root.join("../../target/cuda/nvidia/cu13");
     println!("cargo::rerun-if-changed={}", toolkit.join("bin/nvcc").display());
     let home = std::env::var_os("CUDA_HOME").map(PathBuf::from).into_iter().chain([toolkit]);
@@ -115,7 +116,9 @@ fn compile(nvcc: &Path, kernels: &Path, jobs: &[Job], shared: &str) {
 
 fn compile_one(nvcc: &Path, kernels: &Path, job: &Job, shared: &str) -> Result<(), String> {
     let mut hash = DefaultHasher::new();
-    (read(&job.source), shared, include_str!("build.rs"), nvcc).hash(&mut hash);
+    // All lanes arrive where one would do: kernels that compute-sanitizer's racecheck can follow (common/barrier.cuh).
+    let racecheck = std::env::var_os("LONGWAVE_RACECHECK").map(|_| "-DLONGWAVE_RACECHECK");
+    (read(&job.source), shared, include_str!("build.rs"), nvcc, racecheck).hash(&mut hash);
     let (stamp, mark) = (job.cubin.with_extension("stamp"), format!("{:x}", hash.finish()));
     if read(&stamp) == mark && job.cubin.exists() {
         return Ok(());
@@ -124,6 +127,7 @@ fn compile_one(nvcc: &Path, kernels: &Path, job: &Job, shared: &str) -> Result<(
     let output = Command::new(nvcc)
         .args(["-std=c++20", "-O3", "-cubin", "-lineinfo", "-Xptxas", "-v", "-Werror", "all-warnings"])
         .arg(format!("-gencode=arch=compute_{arch},code=sm_{arch}"))
+        .args(racecheck)
         .arg("-I")
         .arg(kernels)
         .arg("-o")

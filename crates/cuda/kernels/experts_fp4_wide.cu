@@ -272,10 +272,7 @@ __device__ __forceinline__ void consume(const Operands& o, const Tile& tile, Wei
                     }
                 }
             }
-            __syncwarp();
-            if (lane == 0) {
-                longwave::arrive(empty + 8 * stage);
-            }
+            longwave::arrive_of_warp(empty + 8 * stage);
             stage = stage + 1 == STAGES ? 0 : stage + 1;
             phase ^= stage == 0;
             advance<F::SPLIT>(block, part, blocks);
@@ -297,7 +294,7 @@ template <class F>
 __device__ __forceinline__ void experts(const Operands& o) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t base = longwave::shared_address(memory), full = base + F::BARRIERS, empty = full + 8 * STAGES;
-    longwave::init_ring<STAGES>(full, empty, 128, CONSUMERS / 32);
+    longwave::init_ring<STAGES>(full, empty, 128, CONSUMERS / 32 * longwave::WARP_ARRIVALS);
     if (threadIdx.x >= CONSUMERS) {
         longwave::fewer_registers<80>();
         produce<F>(o, base, full, empty);

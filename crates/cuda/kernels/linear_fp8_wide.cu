@@ -238,10 +238,7 @@ __device__ __forceinline__ void consume(const Operands& o, uint32_t base, uint32
                     total[4 * n + i] = fmaf(product[4 * n + i], s[i % 2], total[4 * n + i]);
                 }
             }
-            __syncwarp();
-            if (lane == 0) {
-                longwave::arrive(empty + 8 * stage);
-            }
+            longwave::arrive_of_warp(empty + 8 * stage);
             if (ends) {
 #pragma unroll
                 for (int i = 0; i < N / 2; i++) {
@@ -270,7 +267,7 @@ template <int N>
 __device__ __forceinline__ void linear(const Operands& o) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t base = longwave::shared_address(memory), full = base + Form<N>::BARRIERS, empty = full + 8 * STAGES;
-    longwave::init_ring<STAGES>(full, empty, 128, CONSUMERS / 32);
+    longwave::init_ring<STAGES>(full, empty, 128, CONSUMERS / 32 * longwave::WARP_ARRIVALS);
     if (threadIdx.x >= CONSUMERS) {
         longwave::fewer_registers<72>();
         produce<N>(o, base, full, empty);

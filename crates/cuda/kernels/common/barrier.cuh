@@ -27,6 +27,21 @@ __device__ __forceinline__ void arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// Arrives for the whole warp, behind its reads: WARP_ARRIVALS arrivals. The order of memory goes through the warp's barrier to the
+// one lane that arrives; compute-sanitizer's racecheck does not follow it there, so a build for it lets all lanes arrive.
+#ifdef LONGWAVE_RACECHECK
+constexpr unsigned WARP_ARRIVALS = 32;
+#else
+constexpr unsigned WARP_ARRIVALS = 1;
+#endif
+
+__device__ __forceinline__ void arrive_of_warp(uint32_t barrier) {
+    __syncwarp();
+    if (WARP_ARRIVALS == 32 || threadIdx.x % 32 == 0) {
+        arrive(barrier);
+    }
+}
+
 // Waits for the end of the phase with this parity; a fresh barrier has ended the phase of parity 1.
 __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
     asm volatile(
