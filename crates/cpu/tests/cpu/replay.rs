@@ -83,6 +83,7 @@ fn serve(engine: &mut Engine<Rough>, requests: &[Request]) -> Vec<(Answer, Prefi
             Event::Logits { logits, .. } => out[i].0.logits.extend(logits.iter().map(|v| v.to_bits())),
             Event::Scheduled { prefix, .. } => out[i].1 = prefix,
             Event::Finished { reason, .. } => out[i].2 = Some(reason),
+            Event::Attention(_) => {}
         }
     }
     assert_eq!(engine.status().units_used, engine.status().units_cached, "all blocks are home");
