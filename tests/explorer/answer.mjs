@@ -11,7 +11,7 @@ export async function answer(browser, address, shots) {
   const { page: opened, faults, close } = await page(browser, url);
   await press(opened, "Ask");
   await ended(opened);
-  const written = await opened.$$eval('[data-kind="content"] .token', (tokens) => tokens.map((token) => token.firstChild.textContent).join(""));
+  const written = await opened.$$eval('[data-kind="content"] .token', (tokens) => tokens.map((token) => token.textContent).join(""));
   check(say("the content is shown token by token"), written.includes("Norway·is·Oslo"), written);
   const control = await opened.$$eval("#answer-prompt .control", (tokens) => tokens.length);
   check(say("control tokens of the prompt are framed"), control >= 3, control);
@@ -20,7 +20,7 @@ export async function answer(browser, address, shots) {
 
   check(say("with id and log-probability"), /id \d+, log-probability -?\d/.test(await opened.textContent("#answer-detail")), await opened.textContent("#answer-detail"));
   await opened.getByText("show", { exact: true }).click();
-  const shown = await opened.$$eval("#answer-prompt .token .id", (ids) => ids.map((id) => Number(id.innerText)));
+  const shown = await opened.$$eval("#answer-prompt .token", (tokens) => tokens.map((token) => Number(getComputedStyle(token, "::after").content.replaceAll('"', ""))));
   const prompt = await (await fetch(`${address}/tokenize`, { method: "POST", headers: { "content-type": "application/json" },
     body: JSON.stringify({ messages: [{ role: "user", content: "What is the capital of Norway?" }], thinking: { type: "disabled" } }) })).json();
   same(say("ids are shown when they are asked for"), shown, prompt.tokens);

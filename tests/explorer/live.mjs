@@ -22,6 +22,9 @@ export async function live(browser, address, binary, shots) {
   await opened.waitForFunction(() => [...document.querySelectorAll("#live-requests td")].some((cell) => cell.textContent === "decode"));
   check(say("a request is seen as it decodes"), true);
   check(say("its units are counted"), await opened.$$eval("#live-requests tbody tr", (rows) => rows.some((row) => /[1-9]/.test(row.lastChild.textContent))));
+  // The canvases are drawn again when the screenshot has made the page as tall as it is.
+  if (shots) await opened.setViewportSize({ width: 1280, height: 2140 });
+  if (shots) await opened.waitForTimeout(700);
   if (shots) await opened.screenshot({ path: `${shots}/live-busy.png`, fullPage: true });
   const usage = await Promise.all(asked);
   await opened.waitForFunction(() => document.querySelector("#live-requests tbody").textContent.includes("Nothing runs"));

@@ -72,7 +72,7 @@ export function answer(main) {
       const cut = tokens.length > SHOWN ? ` The first ${SHOWN} are shown.` : "";
       promptNote.textContent = `${tokens.length} tokens. Framed ones are control tokens, which no text can spell.${cut}`;
       prompt.replaceChildren(...strings.slice(0, SHOWN).map((string, place) =>
-        h("span", { class: `token ${/^<[｜/].*>$/.test(string) || string === "<think>" ? "control" : ""}` }, visible(string), id(tokens[place]))));
+        h("span", { class: `token ${/^<[｜/].*>$/.test(string) || string === "<think>" ? "control" : ""}`, "data-id": tokens[place] }, visible(string))));
       const reply = await post("v1/chat/completions", { ...body, max_tokens: setting.tokens, stream: true, logprobs: true, top_logprobs: 5, return_token_ids: true,
         stream_options: { include_usage: true } });
       await read(reply.body);
@@ -133,8 +133,8 @@ export function answer(main) {
         h("div", { class: "what" }, h("span", { class: "mono" }, visible(other.token), h("span", { class: "soft" }, ` id ${other.token_id}`)), h("span", { class: "number" }, `${percent(Math.exp(other.logprob))} (${other.logprob.toFixed(2)})`)),
         h("div", { class: "track", "aria-hidden": "true" }, h("span", { class: "fill-c4_main", style: `width: ${100 * Math.exp(other.logprob)}%` }))))));
     const level = sure > 0.9 ? "sure" : sure > 0.5 ? "likely" : "unsure";
-    part(kind).append(h("button", { type: "button", class: `token ${level}`, onpointerenter: show, onfocus: show, onclick: show,
-      "aria-label": `${visible(token)}, id ${number}, ${percent(sure)}` }, visible(token), id(number)));
+    part(kind).append(h("button", { type: "button", class: `token ${level}`, "data-id": number, onpointerenter: show, onfocus: show, onclick: show,
+      "aria-label": `${visible(token)}, id ${number}, ${percent(sure)}` }, visible(token)));
   }
 
   main.append(
@@ -143,8 +143,5 @@ export function answer(main) {
     results);
   return () => stop?.abort();
 }
-
-/** The id of a token, shown when ids are asked for. */
-const id = (number) => h("span", { class: "id", "aria-hidden": "true" }, `${number}`);
 
 const percent = (share) => `${(100 * share).toFixed(share > 0.9995 || share < 0.0005 ? 0 : 1)} %`;
