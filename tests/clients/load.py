@@ -110,16 +110,17 @@ def check(name, good, detail=""):
     print(f"{'ok  ' if good else 'FAIL'} {name}" + (f": {detail}" if detail else ""), flush=True)
 
 
-def compared(program, tool, name, flags, sessions, seconds, prompt):
+def compared(program, tool, name, flags, load, seconds, prompt):
     """aiperf and `longwave bench serve` on the same server at the same time: their medians agree.
 
-    Both have so many sessions; together they must leave the processors some time, or each measures its own waiting."""
+    `load` is how each asks, as (aiperf's flag, ours, value). Together they must leave the processors some time, or each measures
+    its own waiting."""
     with tempfile.TemporaryDirectory() as folder, Server(program, *flags) as server:
         fields = json.dumps({"thinking": {"type": "disabled"}, "ignore_eos": True})
         theirs = [tool, "profile", "-m", MODEL, "--url", server.address, "--endpoint-type", "chat", "--streaming", "--tokenizer", str(TOKENIZER)]
-        theirs += ["--concurrency", str(sessions), "--benchmark-duration", str(seconds), "--prompt-input-tokens-mean", str(prompt - FRAME), "--prompt-output-tokens-mean", "32"]
+        theirs += [load[0], str(load[2]), "--benchmark-duration", str(seconds), "--prompt-input-tokens-mean", str(prompt - FRAME), "--prompt-output-tokens-mean", "32"]
         theirs += ["--extra-inputs", fields, "--ui", "none", "--no-gpu-telemetry", "--use-server-token-count", "--artifact-dir", folder]
-        ours = [program, "bench", "serve", server.address, "--sessions", str(sessions), "--duration", str(seconds)]
+        ours = [program, "bench", "serve", server.address, load[1], str(load[2]), "--duration", str(seconds)]
         ours += ["--input-len", str(prompt), "--output-len", "32", "--extra-body", fields, "--json", "-"]
         first = subprocess.Popen(theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         # It takes some seconds to begin; both shall see the same of what else this machine does.
@@ -135,13 +136,13 @@ def compared(program, tool, name, flags, sessions, seconds, prompt):
 
 
 def compare(program, tool):
-    """With a scripted engine, which leaves the processors to the tools, and on the tiny model, one session each with prompts
-    that take the model longer than the tools."""
+    """With a scripted engine, which leaves the processors to the tools, and on the tiny model, with a request a second each so
+    that they seldom meet, and prompts that take the model longer than the tools."""
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as script:
         script.write(json.dumps({"match": "", "reply": " ".join(WORDS * 4), "delay_ms": 200, "token_delay_ms": 20}))
         script.flush()
-        compared(program, tool, "a scripted engine", ["--script", script.name], 8, 20, 128)
-    compared(program, tool, "the tiny model", ["--kv-cache-memory-bytes", CACHE], 1, 90, 1024)
+        compared(program, tool, "a scripted engine", ["--script", script.name], ("--concurrency", "--sessions", 8), 20, 128)
+    compared(program, tool, "the tiny model", ["--kv-cache-memory-bytes", CACHE], ("--request-rate", "--rate", 1), 90, 512)
 
 
 def settled(server, name, began):

@@ -49,6 +49,11 @@ export async function attentionText(browser, base, place, shots) {
   await opened.mouse.move(5, 5);
   await opened.click('#read-words button[data-index="20"]');
   check(say("a word can be chosen"), (await opened.textContent("#read-title")).startsWith("Token 20 “"));
+  const inSight = await opened.$eval(cell("token", 20), (chosen) => {
+    const [inner, outer] = [chosen, document.getElementById("read-picture")].map((element) => element.getBoundingClientRect());
+    return inner.left >= outer.left && inner.right <= outer.right;
+  });
+  check(say("and the picture shows it"), inSight);
   await opened.keyboard.press("ArrowRight");
   check(say("arrows walk along the words"), (await opened.textContent("#read-title")).startsWith("Token 21 “"));
   await opened.focus(cell("token", 21));

@@ -103,6 +103,14 @@ export function text(main, mode) {
   const choose = (query) => {
     Object.assign(state, { query, hover: null, shown: null });
     refresh();
+    centre();
+  };
+  /** The picture where the token is, when that is not in sight. */
+  const centre = () => {
+    const rect = figure.rows.token[Math.floor(state.query / state.scale)].querySelector("rect");
+    const [left, wide] = ["x", "width"].map((name) => Number(rect.getAttribute(name)));
+    const hidden = left < picture.scrollLeft || left + wide > picture.scrollLeft + picture.clientWidth;
+    if (hidden) picture.scrollLeft = left + wide / 2 - picture.clientWidth / 2;
   };
   const peek = (query) => {
     state.hover = query === null ? null : { row: "token", query };
@@ -135,8 +143,7 @@ export function text(main, mode) {
     figure = build({ ...state, width: Math.max(200, picture.clientWidth - 2), act, words: shown, reads: answer.reads });
     picture.replaceChildren(figure.svg);
     refresh();
-    const cell = figure.rows.token[Math.floor(state.query / state.scale)].querySelector("rect");
-    picture.scrollLeft = Number(cell.getAttribute("x")) - picture.clientWidth / 2;
+    centre();
   }
 
   function refresh() {
