@@ -116,7 +116,8 @@ def compared(program, tool, name, flags, load, seconds, prompt):
     `load` is how each asks, as (aiperf's flag, ours, value). Together they must leave the processors some time, or each measures
     its own waiting."""
     with tempfile.TemporaryDirectory() as folder, Server(program, *flags) as server:
-        fields = json.dumps({"thinking": {"type": "disabled"}, "ignore_eos": True})
+        # Without an end of the turn (token 1 of the tiny model): what follows one is not shown, and the tools' prompts differ.
+        fields = json.dumps({"thinking": {"type": "disabled"}, "ignore_eos": True, "logit_bias": {"1": -100}})
         theirs = [tool, "profile", "-m", MODEL, "--url", server.address, "--endpoint-type", "chat", "--streaming", "--tokenizer", str(TOKENIZER)]
         theirs += [load[0], str(load[2]), "--benchmark-duration", str(seconds), "--prompt-input-tokens-mean", str(prompt - FRAME), "--prompt-output-tokens-mean", "32"]
         theirs += ["--extra-inputs", fields, "--ui", "none", "--no-gpu-telemetry", "--use-server-token-count", "--artifact-dir", folder]
