@@ -27,6 +27,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 TOKENIZER = HERE.parent.parent / "testdata/tiny"
 MODEL = "longwave-tiny"
 READY_S = 120
+# Tokens that the format of a chat adds to a message.
+FRAME = 12
 # Growth that is no leak: buffers of the allocator that were not yet returned.
 GROWTH_BYTES = 16 << 20
 # Small, so that it is full early: memory of the cache is touched as it fills.
@@ -108,29 +110,40 @@ def check(name, good, detail=""):
     print(f"{'ok  ' if good else 'FAIL'} {name}" + (f": {detail}" if detail else ""), flush=True)
 
 
-def compared(program, tool):
+def compared(program, tool, name, flags, load, seconds, prompt):
     """aiperf and `longwave bench serve` on the same server at the same time: their medians agree.
 
-    The scripted engine leaves the processors to the tools: on busy ones each would measure its own waiting."""
-    with tempfile.TemporaryDirectory() as folder:
-        script = pathlib.Path(folder, "script.jsonl")
-        script.write_text(json.dumps({"match": "", "reply": " ".join(WORDS * 4), "delay_ms": 200, "token_delay_ms": 20}))
-        with Server(program, "--script", str(script)) as server:
-            fields = json.dumps({"thinking": {"type": "disabled"}, "ignore_eos": True})
-            theirs = [tool, "profile", "-m", MODEL, "--url", server.address, "--endpoint-type", "chat", "--streaming", "--tokenizer", str(TOKENIZER)]
-            theirs += ["--concurrency", "8", "--benchmark-duration", "20", "--prompt-input-tokens-mean", "116", "--prompt-output-tokens-mean", "32"]
-            theirs += ["--extra-inputs", fields, "--ui", "none", "--no-gpu-telemetry", "--use-server-token-count", "--artifact-dir", folder]
-            ours = [program, "bench", "serve", server.address, "--sessions", "8", "--duration", "30", "--input-len", "128", "--output-len", "32"]
-            ours += ["--extra-body", fields, "--json", "-"]
-            first = subprocess.Popen(theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            # It takes some seconds to begin.
-            time.sleep(8)
-            second = json.loads(subprocess.run(ours, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=300, check=True).stdout)
-            first.wait(timeout=600)
+    `load` is how each asks, as (aiperf's flag, ours, value). Together they must leave the processors some time, or each measures
+    its own waiting."""
+    with tempfile.TemporaryDirectory() as folder, Server(program, *flags) as server:
+        # Without an end of the turn (token 1 of the tiny model): what follows one is not shown, and the tools' prompts differ.
+        fields = json.dumps({"thinking": {"type": "disabled"}, "ignore_eos": True, "logit_bias": {"1": -100}})
+        theirs = [tool, "profile", "-m", MODEL, "--url", server.address, "--endpoint-type", "chat", "--streaming", "--tokenizer", str(TOKENIZER)]
+        theirs += [load[0], str(load[2]), "--benchmark-duration", str(seconds), "--prompt-input-tokens-mean", str(prompt - FRAME), "--prompt-output-tokens-mean", "32"]
+        theirs += ["--extra-inputs", fields, "--ui", "none", "--no-gpu-telemetry", "--use-server-token-count", "--artifact-dir", folder]
+        ours = [program, "bench", "serve", server.address, load[1], str(load[2]), "--duration", str(seconds)]
+        ours += ["--input-len", str(prompt), "--output-len", "32", "--extra-body", fields, "--json", "-"]
+        first = subprocess.Popen(theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        # It takes some seconds to begin; both shall see the same of what else this machine does.
+        while server.metric("vllm:request_success_total") == 0 and first.poll() is None:
+            time.sleep(0.2)
+        second = json.loads(subprocess.run(ours, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=seconds + 300, check=True).stdout)
+        first.wait(timeout=600)
         report = json.loads(pathlib.Path(folder, "profile_export_aiperf.json").read_text())
     for theirs, ours in (("time_to_first_token", "median_ttft_ms"), ("inter_token_latency", "median_tpot_ms")):
         a, b = report[theirs]["p50"], second[ours]
-        check(f"bench serve agrees with aiperf: {theirs}", abs(a - b) < 0.05 * a, f"{a:.2f} and {b:.2f} ms")
+        check(f"bench serve agrees with aiperf on {name}: {theirs}", abs(a - b) < 0.05 * a, f"{a:.2f} and {b:.2f} ms")
+    print(f"     {report['request_count']['avg']:.0f} and {second['completed']} requests of {report['input_sequence_length']['avg']:.1f} and {second['total_input_tokens'] / second['completed']:.1f} prompt tokens")
+
+
+def compare(program, tool):
+    """With a scripted engine, which leaves the processors to the tools, and on the tiny model, with a request a second each so
+    that they seldom meet, and prompts that take the model longer than the tools."""
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as script:
+        script.write(json.dumps({"match": "", "reply": " ".join(WORDS * 4), "delay_ms": 200, "token_delay_ms": 20}))
+        script.flush()
+        compared(program, tool, "a scripted engine", ["--script", script.name], ("--concurrency", "--sessions", 8), 20, 128)
+    compared(program, tool, "the tiny model", ["--kv-cache-memory-bytes", CACHE], ("--request-rate", "--rate", 1), 90, 512)
 
 
 def settled(server, name, began):
@@ -318,12 +331,16 @@ def main():
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--endpoint", default="chat", help="what aiperf asks: chat, completions, responses or messages")
+    parser.add_argument("--compare", action="store_true", help="compare aiperf with `longwave bench serve`, and nothing else")
     args = parser.parse_args()
+    if args.aiperf:
+        compare(args.longwave, args.aiperf)
+    if args.compare:
+        return 1 if failed else 0
     with Server(args.longwave, "--max-num-seqs", str(args.sessions), "--kv-cache-memory-bytes", CACHE) as server:
         fill(server, args.sessions)
         if args.aiperf:
             aiperf(server, args.aiperf, args)
-            compared(args.longwave, args.aiperf)
         leavers(server, args)
         if args.benchy:
             benchy(server, args.benchy)

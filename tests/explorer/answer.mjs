@@ -18,6 +18,12 @@ export async function answer(browser, address, shots) {
   await opened.focus('[data-kind="content"] button.token');
   check(say("a focused token tells what it was chosen from"), (await opened.locator("#answer-detail .bar").count()) === 5);
 
+  check(say("with id and log-probability"), /id \d+, log-probability -?\d/.test(await opened.textContent("#answer-detail")), await opened.textContent("#answer-detail"));
+  await opened.getByText("show", { exact: true }).click();
+  const shown = await opened.$$eval("#answer-prompt .token", (tokens) => tokens.map((token) => Number(getComputedStyle(token, "::after").content.replaceAll('"', ""))));
+  const prompt = await (await fetch(`${address}/tokenize`, { method: "POST", headers: { "content-type": "application/json" },
+    body: JSON.stringify({ messages: [{ role: "user", content: "What is the capital of Norway?" }], thinking: { type: "disabled" } }) })).json();
+  same(say("ids are shown when they are asked for"), shown, prompt.tokens);
   await opened.fill("#answer-text", "What is the weather in Paris?");
   await opened.getByText("on", { exact: true }).click();
   await opened.getByText("yes", { exact: true }).click();

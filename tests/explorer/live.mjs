@@ -22,12 +22,19 @@ export async function live(browser, address, binary, shots) {
   await opened.waitForFunction(() => [...document.querySelectorAll("#live-requests td")].some((cell) => cell.textContent === "decode"));
   check(say("a request is seen as it decodes"), true);
   check(say("its units are counted"), await opened.$$eval("#live-requests tbody tr", (rows) => rows.some((row) => /[1-9]/.test(row.lastChild.textContent))));
+  // The canvases are drawn again when the screenshot has made the page as tall as it is.
+  if (shots) await opened.setViewportSize({ width: 1280, height: 2140 });
+  if (shots) await opened.waitForTimeout(700);
   if (shots) await opened.screenshot({ path: `${shots}/live-busy.png`, fullPage: true });
   const usage = await Promise.all(asked);
   await opened.waitForFunction(() => document.querySelector("#live-requests tbody").textContent.includes("Nothing runs"));
   const [prompt] = usage.map((one) => one.prompt_tokens);
   const shown = (await opened.textContent("#live-reports tbody")).replaceAll(",", "");
   check(say("its prompt and what was reused of it are told"), shown.includes(String(prompt)), shown);
+  const latencies = await opened.$$eval("#live-latencies tbody tr", (rows) => rows.map((row) => [...row.children].map((cell) => cell.textContent)));
+  check(say("latencies of the last minute, of both requests"), latencies.length === 3
+    && latencies.every((row) => Number(row[4]) >= 2 && row.slice(1, 4).every((value) => /^[\d.]+ (ms|s)$/.test(value))), latencies);
+  check(say("what a step is made of is said"), /in the backend/.test(await opened.textContent("#live-step-note")));
   check(say("the tree holds its blocks"), (await opened.textContent(".tree")).includes("tokens 0 to"));
   check(say("pools are described for those who do not see"), /units used/.test(await opened.textContent(".what .number"))
     && /free/.test(await opened.getAttribute("canvas[aria-label*='large pool']", "aria-label")));
@@ -48,7 +55,8 @@ export async function live(browser, address, binary, shots) {
       const list = (count, make) => Array.from({ length: count }, (_, index) => make(index));
       return { running: 32, waiting: 3, seats: 32, steps: turn, prompt_tokens: turn * 90, output_tokens: turn * 32, preempted: 0, stalled: false,
         drafts_proposed: [9, 8, 7, 0], drafts_accepted: [8, 5, 2, 0], prefix: { queries: 1, query_tokens: 9, hits: 1, hit_tokens: 4, blocks: 2, checkpoints: 1, evicted_blocks: 0 },
-        pools: [pool("large"), { name: "middle", total: 500, runs: [1, 500] }], step_list: list(4, (index) => [turn * 4 + index, 4000 + index * 900, index, 32, 32]),
+        pools: [pool("large"), { name: "middle", total: 500, runs: [1, 500] }], step_list: list(4, (index) => [turn * 4 + index, 4000 + index * 900, index, 32, 32, 3900 + index * 800]),
+        latencies: Object.fromEntries(["ttft_ms", "tpot_ms", "queue_ms"].map((name) => [name, { count: 9, p50: 1, p90: 2, p99: 3 }])),
         requests: list(32, (id) => ({ id, phase: "decode", prompt: 4096, cached: 2048, committed: 4100 + turn, output: turn, most: 900, units: [20, 16, 16], priority: 0 })),
         tree: list(60, (id) => ({ id, parent: id % 3 ? id - 1 : null, depth: id % 3, blocks: 1, checkpoints: 1, uses: 2, held: true, idle: 0 })), tree_hidden: 0,
         reports: list(24, () => ({ prompt_tokens: 4096, cached_tokens: 2048, ended_by: "diverged" })) };

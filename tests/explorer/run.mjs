@@ -11,6 +11,7 @@ import { chromium } from "playwright-core";
 
 import { answer } from "./answer.mjs";
 import { attention } from "./attention.mjs";
+import { attentionText } from "./attention_text.mjs";
 import { live } from "./live.mjs";
 import { memory } from "./memory.mjs";
 import { checks, folder, program } from "./tools.mjs";
@@ -32,6 +33,7 @@ try {
   for (const [name, place] of places) {
     const base = name === "files" ? `${place.address}/` : `${place.address}/explore/`;
     await attention(browser, base, name, shots);
+    await attentionText(browser, base, name, shots);
     await memory(browser, base, name, binary, shots);
     if (name !== "server") continue;
     await live(browser, place.address, binary, shots);

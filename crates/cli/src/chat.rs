@@ -168,7 +168,7 @@ fn answer(model: &Loaded, args: &Args, messages: &[Value]) -> Result<Value> {
                 }
                 return Ok(shown.message());
             }
-            Event::Scheduled { .. } | Event::Logits { .. } => {}
+            Event::Scheduled { .. } | Event::Logits { .. } | Event::Attention(_) => {}
         }
     }
 }

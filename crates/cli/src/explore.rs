@@ -1,19 +1,22 @@
-//! `longwave explore`: the explorer without a model, and as files for documentation.
+//! `longwave explore`: the explorer without a server, and as files for documentation.
 //!
-//! Counts through `longwave kv`'s own code, also for the explorer of `longwave serve`. Takes released configurations and the
+//! Its model runs on the CPU, for what tokens read, and answers nothing else. Counts through `longwave kv`'s own code, also for the explorer of `longwave serve`. Takes released configurations and the
 //! model that is served, never a path from a query. Refuses to write into a folder that holds other files.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use longwave_engine::tier::TierOptions;
 use longwave_model::{CacheFormats, IndexFormat, MainFormat, presets};
 use longwave_serve::explore::{self, Explorer, Place, Refused};
-use longwave_serve::{ServerOptions, bind};
+use longwave_serve::{App, EngineApi, ServerOptions, bind};
 use serde_json::{Value, json};
 
 use crate::kv::{self, Wanted};
-use crate::{load, source, units};
+use crate::load::{self, BackendName, ModelArgs};
+use crate::{source, units};
 
 /// Contexts of a table: powers of two up to the model's own.
 const LEAST_CONTEXT: u32 = 1024;
@@ -26,6 +29,8 @@ const KEPT_PERCENT: u32 = 10;
 /// Arguments of `longwave explore`.
 #[derive(clap::Args)]
 pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
     /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1")]
     host: String,
@@ -37,22 +42,36 @@ pub struct Args {
     export: Option<PathBuf>,
 }
 
+/// What the attention view needs for a text; a page asks for one at a time.
+const SEATS: u32 = 2;
+
 /// Serves the page until Ctrl-C, or writes it.
 pub fn run(args: Args) -> Result<()> {
     if let Some(folder) = &args.export {
         return export(folder);
     }
-    let options = ServerOptions { host: args.host, port: args.port, ..ServerOptions::default() };
+    if args.model.backend == BackendName::Cuda {
+        bail!("the CUDA backend does not tell what a token reads; leave --backend out, and the model runs on the CPU");
+    }
+    let mut options = ServerOptions { host: args.host, port: args.port, ..ServerOptions::default() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let listener = bind(&options).await?;
+        let (name, folder) = (load::name(&args.model), args.model.model.clone());
+        let on_cpu =
+            ModelArgs { backend: BackendName::Cpu, max_num_seqs: SEATS.min(args.model.max_num_seqs), ..args.model };
+        let model = load::open(&on_cpu, TierOptions::default())?;
+        eprintln!("{}", model.summary);
+        options.served_model_names = vec![model.name];
+        let app = App::new(options, EngineApi::of(&model.engine), model.tokenizer);
         eprintln!("the explorer is on http://{}/explore/ (Ctrl-C ends it)", listener.local_addr()?);
         let stop = async {
             if tokio::signal::ctrl_c().await.is_err() {
                 std::future::pending::<()>().await;
             }
         };
-        explore::serve(listener, explorer(None), stop).await;
+        explore::serve(listener, explorer(Some((name, folder))), Some(Arc::new(app)), stop).await;
+        model.engine.shutdown();
         Ok(())
     })
 }
@@ -68,7 +87,7 @@ pub fn explorer(served: Option<(String, Option<PathBuf>)>) -> Explorer {
         Some(json!({"name": name, "describes": config.describe(), "context": context, "index_topk": topk}))
     });
     let listed: Vec<Value> = listed.collect();
-    let models = std::sync::Arc::new(models);
+    let models = Arc::new(models);
     let of_table = models.clone();
     Explorer {
         models: json!({"models": listed}),

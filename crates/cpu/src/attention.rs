@@ -18,6 +18,7 @@ use crate::ops::linear::{linear, linear_rows};
 use crate::ops::norm::rms_norm;
 use crate::ops::rope::Angles;
 use crate::ops::rows::{load_index, load_main, round_index};
+use crate::reads::Log;
 use crate::replay::Kept;
 use crate::scratch::Buffer;
 use crate::weights::{Attention, Indexer};
@@ -263,6 +264,7 @@ fn core(
     let per = (ROWS_PER_TASK / h).max(1);
     let mut o = model.scratch.take(q.len());
     for (s, w) in seqs.iter().zip(windows) {
+        let told = s.tell.filter(|told| told.wants(l));
         let scratch = || (State::new(per * h), vec![0.0; TILE * 512]);
         let out = &mut o[s.rows.start * h * 512..s.rows.end * h * 512];
         out.par_chunks_mut(per * h * 512).enumerate().for_each_init(scratch, |(state, tile), (i, out)| {
@@ -270,9 +272,12 @@ fn core(
             let (p0, r0) = (s.start + (i * per) as u32, s.rows.start + i * per);
             let q = &q[r0 * h * 512..(r0 + m) * h * 512];
             state.start(m * h, &a.sink);
-            window_tiles(model, state, q, w, p0, m);
+            let mut log = told.map(|_| Log::new(p0, m, &a.sink));
+            window_tiles(model, state, q, w, p0, m, &mut log);
             match (a.kind, entries) {
-                (LayerKind::C128, Some(place)) => dense_tiles(model, state, q, place, p0, m, s, cache, tile),
+                (LayerKind::C128, Some(place)) => {
+                    dense_tiles(model, state, q, place, p0, m, s, cache, tile, &mut log);
+                }
                 (LayerKind::C4, Some(place)) => {
                     for j in 0..m {
                         picked_tiles(
@@ -285,10 +290,14 @@ fn core(
                             s,
                             cache,
                             tile,
+                            &mut log,
                         );
                     }
                 }
                 _ => {}
+            }
+            if let (Some(told), Some(log)) = (told, log) {
+                told.add(log.finish(state));
             }
             for (r, out) in out.chunks_mut(512).enumerate() {
                 state.output(r, out);
@@ -299,7 +308,7 @@ fn core(
 }
 
 /// Window entries of `m` queries from position `p0`.
-fn window_tiles(model: &Model, state: &mut State, q: &[f32], w: &WindowRows, p0: u32, m: usize) {
+fn window_tiles(model: &Model, state: &mut State, q: &[f32], w: &WindowRows, p0: u32, m: usize, log: &mut Option<Log>) {
     let h = model.config.num_attention_heads;
     let reach = model.config.sliding_window - 1;
     let oldest = |p: u32| p.saturating_sub(reach).max(w.oldest);
@@ -316,6 +325,7 @@ fn window_tiles(model: &Model, state: &mut State, q: &[f32], w: &WindowRows, p0:
             .collect();
         let kv = &w.rows[(t0 - w.first) as usize * 512..][..n * 512];
         attend::tile(state, 0, q, h, kv, n, &visible, model.profile);
+        note(log, state, h, true, t0, &visible);
         t0 += TILE as u32;
     }
 }
@@ -331,6 +341,7 @@ fn dense_tiles(
     s: &Rows,
     cache: &Cache,
     tile: &mut [f32],
+    log: &mut Option<Log>,
 ) {
     let h = model.config.num_attention_heads;
     let visible = |p: u32| ((p + 1) / 128) as usize;
@@ -341,6 +352,7 @@ fn dense_tiles(
         let seen: Vec<(usize, usize)> =
             (0..m as u32).map(|j| (0, visible(p0 + j).saturating_sub(first).min(n))).collect();
         attend::tile(state, 0, q, h, &tile[..n * 512], n, &seen, model.profile);
+        note(log, state, h, false, first as u32, &seen);
     }
 }
 
@@ -355,11 +367,23 @@ fn picked_tiles(
     s: &Rows,
     cache: &Cache,
     tile: &mut [f32],
+    log: &mut Option<Log>,
 ) {
     let h = model.config.num_attention_heads;
     for part in picks.chunks(TILE) {
         load_entries(model, part.iter().copied(), 4, place, s, cache, tile);
         attend::tile(state, j * h, q, h, &tile[..part.len() * 512], part.len(), &[(0, part.len())], model.profile);
+        if let Some(log) = log {
+            log.tile(state, j, (0, j * h), false, part.iter().copied(), 0..part.len());
+        }
+    }
+}
+
+/// Notes the tile that all queries of a piece took in last, from row or entry `first` on, of which query `j` sees `visible[j]`.
+fn note(log: &mut Option<Log>, state: &State, h: usize, window: bool, first: u32, visible: &[(usize, usize)]) {
+    let Some(log) = log else { return };
+    for (j, &(from, to)) in visible.iter().enumerate().filter(|(_, seen)| seen.0 < seen.1) {
+        log.tile(state, j, (j * h, j * h), window, first + from as u32..first + to as u32, from..to);
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 
+use longwave_engine::attention::LayerKind;
 use longwave_engine::constraint::allows;
 use longwave_engine::step::{
     Backend, BackendError, BlockCopy, BlockId, LAST_SAMPLED, Limits, ReturnLogits, SeqResult, SeqStep, Step,
@@ -23,6 +24,7 @@ use crate::forward::{Model, Rows};
 use crate::ops::penalties::Counts;
 use crate::ops::sample;
 use crate::plan;
+use crate::reads::Told;
 
 /// Sizes of a CPU backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,13 +122,15 @@ impl CpuBackend {
             |seq: &SeqStep, t: Token| if t == LAST_SAMPLED { self.last_sampled[seq.seat.0 as usize] } else { t };
         let tokens: Vec<Token> =
             step.seqs.iter().flat_map(|s| step.tokens_of(s).iter().map(move |&t| resolve(s, t))).collect();
+        let told: Vec<Option<Told>> = step.seqs.iter().map(|s| s.attention.map(Told::new)).collect();
         let mut rows = Vec::with_capacity(step.seqs.len());
         let mut from = 0;
-        for s in &step.seqs {
+        for (s, told) in step.seqs.iter().zip(&told) {
             let range = from..from + s.tokens.len();
             from = range.end;
             rows.push(Rows {
                 replay: s.replay,
+                tell: told.as_ref(),
                 ..Rows::new(range, s.start, s.drafts, SeqTables::new(&self.tables, s.seat))
             });
         }
@@ -176,6 +180,9 @@ impl CpuBackend {
             for (out, drafts) in result.seqs.iter_mut().zip(drafts) {
                 out.drafts = drafts;
             }
+        }
+        for (out, told) in result.seqs.iter_mut().zip(told) {
+            out.reads = told.map(Told::into_reads).unwrap_or_default();
         }
         result
     }
@@ -253,6 +260,10 @@ impl Backend for CpuBackend {
 
     fn fingerprint(&self) -> [u8; 32] {
         fingerprint::model(&self.model, self.drafter.is_some())
+    }
+
+    fn attention_layers(&self) -> &[LayerKind] {
+        &self.model.config.layers
     }
 
     fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {

@@ -16,6 +16,7 @@ use crate::ops::linear::{embed, linear};
 use crate::ops::mhc::{self, Mix};
 use crate::ops::norm::rms_norm;
 use crate::ops::rope::Frequencies;
+use crate::reads::Told;
 use crate::replay::{self, Kept};
 use crate::scratch::{Buffer, Scratch};
 use crate::weights::{Block, Mixer, Weights};
@@ -52,6 +53,8 @@ pub struct Rows<'a> {
     pub oldest: u32,
     /// These positions only rebuild windows and state: each layer has rows from [`Rows::oldest_in`] on.
     pub replay: Option<Replay>,
+    /// Told what these rows read in one layer, when somebody wants to know.
+    pub tell: Option<&'a Told>,
     /// In a drafting pass: window rows `[n, 512]` of the `n` positions before `start`, which no block holds. The rows of
     /// such a pass are not stored either.
     pub ahead: Option<&'a [f32]>,
@@ -60,7 +63,7 @@ pub struct Rows<'a> {
 impl<'a> Rows<'a> {
     /// Rows of a sequence whose positions all have window rows and whose rows are stored where they are mapped.
     pub fn new(rows: Range<usize>, start: u32, drafts: u32, tables: SeqTables<'a>) -> Rows<'a> {
-        Rows { rows, start, drafts, tables, oldest: 0, replay: None, ahead: None }
+        Rows { rows, start, drafts, tables, oldest: 0, replay: None, tell: None, ahead: None }
     }
 
     /// First position that has a window row in a layer.

@@ -9,6 +9,7 @@ pub mod forward;
 pub mod numerics;
 pub mod ops;
 pub mod plan;
+pub mod reads;
 pub mod scratch;
 pub mod simd;
 pub mod weights;

@@ -11,12 +11,13 @@ use longwave_model::CacheLayout;
 use longwave_model::geometry::{Bucket, MAX_DRAFTS};
 
 use crate::admission::Admission;
+use crate::attention::LayerKind;
 use crate::constraint::{allows, mask_words};
 use crate::phases::StepTotals;
 use crate::pool::{PoolCount, Pools, Units};
 use crate::prefix::{PrefixCache, PrefixOptions};
 use crate::report::PrefixStatus;
-use crate::request::{Event, EventSink, FinishReason, Request, RequestId, SubmitError};
+use crate::request::{Event, EventSink, FinishReason, Refusal, Request, RequestId, SubmitError};
 use crate::scheduler::{Grant, Scheduler};
 use crate::seating::{PRIORITY_STEPS, Place};
 use crate::sequence::{Sequence, Waiting};
@@ -162,6 +163,15 @@ impl Status {
     }
 }
 
+/// Parts of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// It is planned, and the backend is about to get it.
+    Planned,
+    /// The backend's result is there.
+    Computed,
+}
+
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Counters {
     pub steps: u64,
@@ -273,7 +283,13 @@ impl<B: Backend> Engine<B> {
             return Err(SubmitError::QueueFull { waiting, retry_after_s: self.options.retry_after_s });
         }
         self.next_id = id.0 + 1;
-        match self.admission.check(&request, &self.limits) {
+        let layers = self.backend.attention_layers().len() as u32;
+        let untold = request.attention.filter(|&layer| layer >= layers);
+        let checked = match untold {
+            Some(layer) => Err(Refusal::NoAttention { layer, layers }),
+            None => self.admission.check(&request, &self.limits),
+        };
+        match checked {
             Ok((max_outputs, need)) => {
                 let rank = i64::from(request.priority) * PRIORITY_STEPS + self.counters.steps as i64;
                 self.waiting.insert((rank, id), Waiting::new(id, request, sink, rank, max_outputs, need));
@@ -302,6 +318,11 @@ impl<B: Backend> Engine<B> {
 
     /// Admits, computes and commits one step. `false` when there was nothing to do.
     pub fn step(&mut self) -> bool {
+        self.step_in_stages(&mut |_| {})
+    }
+
+    /// [`Engine::step`], and tells `passed` which part is over, for those who have a clock.
+    pub fn step_in_stages(&mut self, passed: &mut dyn FnMut(Stage)) -> bool {
         if self.stopped.is_some() {
             return false;
         }
@@ -317,7 +338,10 @@ impl<B: Backend> Engine<B> {
             // A seat that just became free is for those that wait.
             return self.stopped.is_none() && (ended || self.tiers.wait());
         }
-        match self.compute() {
+        passed(Stage::Planned);
+        let computed = self.compute();
+        passed(Stage::Computed);
+        match computed {
             Ok(result) => self.commit(result),
             Err(BackendError::BadStep { step, what }) => self.fail_step(&format!("step {step}: {what}")),
             Err(BackendError::Fatal(why)) => self.stop(&why),
@@ -436,6 +460,10 @@ impl<B: Backend> Engine<B> {
             if !(0..).zip(new).all(allowed) {
                 return Err(format!("seat {seat} got {new:?}, which its masks do not allow"));
             }
+            let told = if step.attention.is_some() { step.tokens.len() } else { 0 };
+            if result.reads.len() != told {
+                return Err(format!("seat {seat} was told of {} positions, not of {told}", result.reads.len()));
+            }
             if result.drafts.len() > self.options.drafts as usize {
                 return Err(format!("seat {seat} got {} drafts", result.drafts.len()));
             }
@@ -538,6 +566,11 @@ impl<B: Backend> Engine<B> {
         &mut self.backend
     }
 
+    /// Kinds of the layers whose attention can be told, by number.
+    pub fn attention_layers(&self) -> &[LayerKind] {
+        self.backend.attention_layers()
+    }
+
     /// Bounds of the backend.
     pub fn limits(&self) -> &Limits {
         &self.limits
@@ -618,6 +651,7 @@ fn add_to_step(step: &mut Step, sequence: &mut Sequence, grant: &Grant, drafts: 
         // This step gives at least one token, and the last token needs no draft.
         want_drafts: if samples { drafts.min(sequence.outputs_left().saturating_sub(2)) } else { 0 },
         logits: if replay.is_some() { ReturnLogits::No } else { sequence.logits },
+        attention: sequence.attention,
         replay,
     });
 }

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use longwave_model::CacheLayout;
 
+use crate::attention::LayerKind;
 use crate::proof::{Answer, Numbers};
 use crate::request::Request;
 use crate::step::{Backend, BackendError, BlockCopy, BlockId, Limits, SeqStep, Step, StepResult, Ticket, Token};
@@ -78,6 +79,10 @@ impl<B: Backend> Backend for ForcedDrafts<B> {
 
     fn fingerprint(&self) -> [u8; 32] {
         self.inner.fingerprint()
+    }
+
+    fn attention_layers(&self) -> &[LayerKind] {
+        self.inner.attention_layers()
     }
 
     fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {

@@ -11,7 +11,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::admission::Admission;
-use crate::engine::{Engine, EngineOptions, Status};
+use crate::attention::LayerKind;
+use crate::engine::{Engine, EngineOptions, Stage, Status};
 use crate::phases::StepTotals;
 use crate::request::{Event, EventSink, FinishReason, Request, RequestId, SubmitError};
 use crate::step::{Backend, Limits};
@@ -68,6 +69,7 @@ struct Shared {
     watchdog: Arc<Watchdog>,
     admission: Admission,
     limits: Limits,
+    attention_layers: Vec<LayerKind>,
     max_waiting: usize,
     retry_after_s: u32,
 }
@@ -95,6 +97,7 @@ pub fn open<B: Backend + 'static>(backend: B, options: EngineOptions) -> Result<
         watchdog,
         admission: engine.admission.clone(),
         limits: engine.limits().clone(),
+        attention_layers: engine.attention_layers().to_vec(),
         max_waiting,
         retry_after_s,
     });
@@ -163,6 +166,11 @@ impl EngineHandle {
     pub fn most_tokens(&self, prompt: u32) -> u32 {
         let shared = &self.owner.shared;
         shared.admission.most_outputs(prompt, shared.limits.context.saturating_sub(prompt))
+    }
+
+    /// Kinds of the layers whose attention requests may ask for, by number; none where the backend cannot tell.
+    pub fn attention_layers(&self) -> &[LayerKind] {
+        &self.owner.shared.attention_layers
     }
 
     /// Bounds of the backend.
@@ -276,7 +284,8 @@ fn drive<B: Backend>(engine: &mut Engine<B>, shared: &Shared, taken: &mut VecDeq
         }
         let (started, before) = (Instant::now(), computed);
         shared.watchdog.set_busy(true);
-        idle = !engine.step();
+        let mut passed = [started; 2];
+        idle = !engine.step_in_stages(&mut |stage| passed[stage as usize] = Instant::now());
         if !idle {
             shared.watchdog.beat();
         }
@@ -284,7 +293,8 @@ fn drive<B: Backend>(engine: &mut Engine<B>, shared: &Shared, taken: &mut VecDeq
         if !idle {
             (last_step, computed) = (started.elapsed(), (status.prompt_tokens, status.output_tokens));
             step_totals.add(computed.0 - before.0, computed.1 - before.1, last_step);
-            watched.add(&status, (computed.0 - before.0, computed.1 - before.1), last_step);
+            let run = passed[Stage::Computed as usize] - passed[Stage::Planned as usize];
+            watched.add(&status, (computed.0 - before.0, computed.1 - before.1), last_step, run);
         }
         let status = Status { last_step, step_totals, ..status };
         if !looks.is_empty() {
@@ -309,7 +319,8 @@ impl Watched {
         self.last_look = Some(Instant::now());
     }
 
-    fn add(&mut self, status: &Status, (prompt, output): (u64, u64), time: Duration) {
+    fn add(&mut self, status: &Status, (prompt, output): (u64, u64), time: Duration, run: Duration) {
+        let us = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
         let Some(last_look) = self.last_look else { return };
         if last_look.elapsed() > WATCHED {
             *self = Watched::default();
@@ -320,7 +331,8 @@ impl Watched {
         }
         self.steps.push_back(StepView {
             number: status.steps,
-            wall_us: u32::try_from(time.as_micros()).unwrap_or(u32::MAX),
+            wall_us: us(time),
+            run_us: us(run),
             prompt_tokens: prompt as u32,
             output_tokens: output as u32,
             running: status.running,

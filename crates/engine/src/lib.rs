@@ -3,6 +3,7 @@
 //! This crate decides what is computed when and where its cache rows live. It holds no tensor, opens no socket and no file
 //! but the records of its `tier` module, knows no async runtime and no CUDA type; it builds and tests in seconds. Computing is a [`step::Backend`].
 
+pub mod attention;
 pub mod constraint;
 pub mod counts;
 pub mod engine;

@@ -23,7 +23,7 @@ use crate::replay::Triangle;
 use crate::report::{PrefixEnd, PrefixReport, PrefixStatus};
 use crate::request::Request;
 use crate::sequence::Sequence;
-use crate::step::{BlockId, Replay, ReturnLogits, Token};
+use crate::step::{BlockId, Replay, Token};
 use crate::tier::{Fresh, Plan};
 
 /// What an operator chooses about the prefix cache.
@@ -248,7 +248,7 @@ impl PrefixCache {
         if !self.options.on {
             return found;
         }
-        if request.logits == ReturnLogits::All {
+        if request.wants_every_position() {
             found.report.ended_by = PrefixEnd::EveryPositionWanted;
             return found;
         }

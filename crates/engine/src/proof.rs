@@ -90,6 +90,7 @@ pub fn workload(seed: u64, count: usize, longest: usize, outputs: u32, first: To
                 },
                 priority: r.below(3) as i32 - 1,
                 salt: 0,
+                attention: None,
                 constraint: None,
                 logits: ReturnLogits::Sampled,
             }
@@ -149,7 +150,7 @@ fn take(answer: &mut Answer, event: Event) {
             FinishReason::Stop(_) | FinishReason::Complete | FinishReason::Length => {}
             other => answer.failure = Some(format!("{other:?}")),
         },
-        Event::Scheduled { .. } => {}
+        Event::Scheduled { .. } | Event::Attention(_) => {}
     }
 }
 

@@ -6,6 +6,7 @@
 
 use thiserror::Error;
 
+use crate::attention::Reads;
 use crate::constraint::ConstraintSource;
 use crate::report::PrefixReport;
 use crate::step::{ReturnLogits, Sampling, Token, TokenLogprobs};
@@ -33,6 +34,8 @@ pub struct Request {
     pub salt: u64,
     /// Logits to hand back (proofs and tests).
     pub logits: ReturnLogits,
+    /// Tell what every position reads in this layer, where the backend can.
+    pub attention: Option<u32>,
     /// What the answer must follow; it ends where nothing may follow (finish reason `Complete`).
     pub constraint: Option<ConstraintSource>,
 }
@@ -50,7 +53,13 @@ impl Request {
             salt: 0,
             constraint: None,
             logits: ReturnLogits::No,
+            attention: None,
         }
+    }
+
+    /// Whether something is wanted of every position, so that none may be left out or told twice.
+    pub fn wants_every_position(&self) -> bool {
+        self.logits == ReturnLogits::All || self.attention.is_some()
     }
 }
 
@@ -113,6 +122,14 @@ pub enum Refusal {
         /// Context limit.
         context: u32,
     },
+    /// A layer whose attention the backend does not tell.
+    #[error("the attention of layer {layer} cannot be told: {}", none_or(*.layers))]
+    NoAttention {
+        /// Asked for.
+        layer: u32,
+        /// How many layers it can tell of, from 0 on.
+        layers: u32,
+    },
     /// More cache than exists.
     #[error("{tokens} tokens need {need} units of the {pool} cache pool, and it has {have} in all")]
     NeverFits {
@@ -125,6 +142,13 @@ pub enum Refusal {
         /// Units in the pool.
         have: u64,
     },
+}
+
+fn none_or(layers: u32) -> String {
+    match layers {
+        0 => "this backend tells of none; run the model on the CPU".into(),
+        n => format!("expected a layer from 0 to {}", n - 1),
+    }
 }
 
 /// What happens to a request.
@@ -151,6 +175,8 @@ pub enum Event {
         /// Rows.
         logits: Vec<f32>,
     },
+    /// What positions read in the layer that was asked for, in order and each once.
+    Attention(Vec<Reads>),
     /// The last event.
     Finished {
         /// Why.

@@ -15,7 +15,7 @@ use crate::prefix::{Found, PrefixCache};
 use crate::request::{Event, RequestId};
 use crate::sequence::{Awaited, Progress, Sequence, Waiting};
 use crate::spill::{self, Spill};
-use crate::step::{Backend, BackendError, ReturnLogits, Seat};
+use crate::step::{Backend, BackendError, Seat};
 use crate::tier::{self, Reach, Staged};
 
 /// One level of priority is worth this many steps of waiting: traffic that is more urgent delays others, not for ever.
@@ -95,7 +95,7 @@ impl<B: Backend> Engine<B> {
             found.reach(plan, most);
         }
         let ready = plan.as_ref().map_or(found.hit, |plan| plan.end);
-        let useful = if request.logits == ReturnLogits::All { 0 } else { most };
+        let useful = if request.wants_every_position() { 0 } else { most };
         if resumes.is_none() {
             let awaited = await_prefix(&mut self.seats, place, request.salt, hashes, useful, ready);
             if awaited.is_some() {
@@ -224,10 +224,10 @@ impl<B: Backend> Engine<B> {
     fn may_go(&self, seat: usize, place: Place, priority: i32) -> bool {
         let total = self.pools.total();
         self.seats[seat].as_ref().is_some_and(|s| {
-            // What it will need then must fit; its earlier logits must not be delivered twice.
+            // What it will need then must fit; its earlier positions must not be told of twice.
             let most = self.need_again(s).most();
             let behind = s.priority > priority && (s.rank, s.id) > place;
-            behind && s.logits != ReturnLogits::All && (0..3).all(|i| most[i] <= total[i])
+            behind && !s.wants_every_position() && (0..3).all(|i| most[i] <= total[i])
         })
     }
 

@@ -63,6 +63,8 @@ pub(crate) struct Sequence {
     /// Tenant of its cached prefixes.
     pub salt: u64,
     pub logits: ReturnLogits,
+    /// Layer whose attention is told.
+    pub attention: Option<u32>,
     /// Prompt, then generated tokens.
     pub tokens: Vec<Token>,
     pub prompt_tokens: u32,
@@ -112,6 +114,7 @@ impl Sequence {
             rank,
             salt: request.salt,
             logits: request.logits,
+            attention: request.attention,
             tokens,
             prompt_tokens,
             prefill_tokens: known,
@@ -154,6 +157,7 @@ impl Sequence {
                 priority: self.priority,
                 salt: self.salt,
                 logits: self.logits,
+                attention: self.attention,
                 constraint: None,
             },
             sink: self.sink,
@@ -165,6 +169,11 @@ impl Sequence {
             awaits: None,
             progress: Some(progress),
         }
+    }
+
+    /// Whether something is told of every position.
+    pub fn wants_every_position(&self) -> bool {
+        self.logits == ReturnLogits::All || self.attention.is_some()
     }
 
     /// Tokens generated so far.
@@ -224,6 +233,10 @@ impl Sequence {
         self.drafts.append(&mut result.drafts);
         self.tokens.extend_from_slice(&result.tokens[..kept as usize]);
         self.deliver_logits(start, rows, result.logits, grant.tokens, vocab);
+        if !result.reads.is_empty() {
+            result.reads.truncate(rows as usize);
+            (self.sink)(Event::Attention(result.reads));
+        }
         result.tokens.truncate(kept as usize);
         result.logprobs.truncate(kept as usize);
         if kept > 0 {

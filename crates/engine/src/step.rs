@@ -10,6 +10,8 @@ use std::ops::Range;
 use longwave_model::CacheLayout;
 use thiserror::Error;
 
+use crate::attention::{LayerKind, Reads};
+
 /// A token id.
 pub type Token = u32;
 
@@ -161,6 +163,8 @@ pub struct SeqStep {
     pub want_drafts: u32,
     /// Logits to hand back.
     pub logits: ReturnLogits,
+    /// A layer of [`Backend::attention_layers`] whose attention is told for every position of the step; never with `replay`.
+    pub attention: Option<u32>,
     /// These tokens rebuild windows and compressor state of positions whose long-lived blocks are all mapped already.
     ///
     /// Layer `j` looks at positions from [`Replay::first`] on and skips the others; of window and state rows before that
@@ -185,6 +189,7 @@ impl SeqStep {
             masks: 0..0,
             want_drafts: 0,
             logits: ReturnLogits::No,
+            attention: None,
             replay: None,
         }
     }
@@ -261,6 +266,8 @@ pub struct SeqResult {
     pub drafts: Vec<Token>,
     /// Logits as asked for, row-major `[positions, vocab]`, f32.
     pub logits: Vec<f32>,
+    /// What each position read, in order, when a layer was asked for.
+    pub reads: Vec<Reads>,
     /// Why nothing could be chosen for this sequence, for example logits that are not finite; the others are not concerned.
     pub failed: Option<String>,
 }
@@ -333,6 +340,10 @@ pub trait Backend: Send {
     /// Equal for two backends only if equal steps give equal bytes: model, weights, rounding, formats and what else
     /// changes rows. Names the cache blocks that outlive a process; asked for only when there are such.
     fn fingerprint(&self) -> [u8; 32];
+    /// Kinds of the layers whose attention it can tell, by number; none when it cannot, which is the default.
+    fn attention_layers(&self) -> &[LayerKind] {
+        &[]
+    }
     /// Starts a step; what is needed of it later is copied. At most [`Limits::in_flight`] are open.
     fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError>;
     /// Waits for a step; in order of submission.

@@ -84,8 +84,13 @@ fn check(step: &Step, seq: &SeqStep, layout: &CacheLayout, limits: &Limits, tabl
     if !seq.masks.is_empty() && (seq.masks.len() != masks || step.masks.get(range).is_none()) {
         return Err(format!("seat {}: {} words of masks, not {masks}", seq.seat.0, seq.masks.len()));
     }
-    if seq.replay.is_some() && (seq.sample.is_some() || seq.want_drafts > 0 || seq.logits != ReturnLogits::No) {
-        return Err(format!("seat {}: a replay gives no tokens, drafts or logits", seq.seat.0));
+    let gives =
+        seq.sample.is_some() || seq.want_drafts > 0 || seq.logits != ReturnLogits::No || seq.attention.is_some();
+    if seq.replay.is_some() && gives {
+        return Err(format!(
+            "seat {}: a replay gives no tokens, drafts or logits and tells of no attention",
+            seq.seat.0
+        ));
     }
     let mapped = |group, from, to| check_blocks(seq, layout, tables, group, from, to);
     for (g, spec) in layout.groups.iter().enumerate() {

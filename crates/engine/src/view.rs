@@ -111,6 +111,8 @@ pub struct StepView {
     pub number: u64,
     /// From planning to commit, us.
     pub wall_us: u32,
+    /// Of it, in the backend, us; the rest is admission, planning, commit and copies to the tiers.
+    pub run_us: u32,
     /// Tokens of prompts.
     pub prompt_tokens: u32,
     /// Tokens of answers.

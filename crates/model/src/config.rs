@@ -19,6 +19,15 @@ pub enum LayerKind {
 }
 
 impl LayerKind {
+    /// Its name: window, c4 or c128.
+    pub fn name(self) -> &'static str {
+        match self {
+            LayerKind::Window => "window",
+            LayerKind::C4 => "c4",
+            LayerKind::C128 => "c128",
+        }
+    }
+
     /// Compression ratio `m`: 0, 4 or 128.
     pub fn ratio(self) -> u32 {
         match self {

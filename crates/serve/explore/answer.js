@@ -2,6 +2,7 @@
 // token with their probabilities. Only what is typed here is shown; it is an ordinary request to this server.
 
 import { choice, h, legend, range } from "./dom.js";
+import { visible } from "./words.js";
 
 const TOOL = {
   type: "function",
@@ -15,7 +16,7 @@ const SHOWN = 4000;
 const PARTS = { reasoning: "Reasoning", content: "Content", call: "Tool call" };
 
 export function answer(main) {
-  const setting = { thinking: "disabled", tool: "no", tokens: 200 };
+  const setting = { thinking: "disabled", tool: "no", tokens: 200, ids: "no" };
   let stop = null;
 
   const text = h("textarea", { id: "answer-text", rows: 3 });
@@ -35,8 +36,17 @@ export function answer(main) {
     h("div", { class: "controls", style: "margin-top: 16px" },
       choice({ label: "Thinking", value: "disabled", options: [["disabled", "off"], ["enabled", "on"]], onchange: (value) => { setting.thinking = value; } }),
       choice({ label: "Offer get_weather", value: "no", options: [["no", "no"], ["yes", "yes"]], onchange: (value) => { setting.tool = value; } }),
+      choice({ label: "Token ids", value: "no", options: [["no", "hide"], ["yes", "show"]], onchange: (value) => { setting.ids = value; results.classList.toggle("ids", value === "yes"); } }),
       range({ label: "At most", min: 10, max: 1000, step: 10, value: 200, show: (n) => `${n} tokens`, oninput: (n) => { setting.tokens = n; } }).field,
       keyField, h("div", { class: "row" }, go, cancel)), said);
+
+  const results = h("div", { class: "stack" },
+    h("section", { class: "card" }, h("h2", {}, "The prompt as the model reads it"), promptNote, prompt),
+    h("div", { class: "columns" },
+      h("section", { class: "card" }, h("h2", {}, "The answer"),
+        legend([["ink-c4_index", "chosen above 90 %"], ["ink-window", "above 50 %"], ["ink-c128_main", "below"]]), parts, usage),
+      h("section", { class: "card" }, h("h2", {}, "What it chose from"), detail)));
+  results.prepend(form);
 
   form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });
 
@@ -62,8 +72,8 @@ export function answer(main) {
       const cut = tokens.length > SHOWN ? ` The first ${SHOWN} are shown.` : "";
       promptNote.textContent = `${tokens.length} tokens. Framed ones are control tokens, which no text can spell.${cut}`;
       prompt.replaceChildren(...strings.slice(0, SHOWN).map((string, place) =>
-        h("span", { class: `token ${/^<[｜/].*>$/.test(string) || string === "<think>" ? "control" : ""}`, title: `id ${tokens[place]}` }, visible(string))));
-      const reply = await post("v1/chat/completions", { ...body, max_tokens: setting.tokens, stream: true, logprobs: true, top_logprobs: 5,
+        h("span", { class: `token ${/^<[｜/].*>$/.test(string) || string === "<think>" ? "control" : ""}`, "data-id": tokens[place] }, visible(string))));
+      const reply = await post("v1/chat/completions", { ...body, max_tokens: setting.tokens, stream: true, logprobs: true, top_logprobs: 5, return_token_ids: true,
         stream_options: { include_usage: true } });
       await read(reply.body);
     } catch (error) {
@@ -115,31 +125,23 @@ export function answer(main) {
     return list;
   }
 
-  function put(kind, { token, logprob, top_logprobs: others }) {
+  function put(kind, { token, token_id: number, logprob, top_logprobs: others }) {
     const sure = Math.exp(logprob);
     const show = () => detail.replaceChildren(
-      h("p", {}, h("strong", {}, visible(token)), ` was chosen at ${percent(sure)}.`),
+      h("p", {}, h("strong", {}, visible(token)), ` was chosen at ${percent(sure)}: id ${number}, log-probability ${logprob.toFixed(3)}.`),
       h("ol", { class: "bars" }, (others ?? []).map((other) => h("li", { class: "bar" },
-        h("div", { class: "what" }, h("span", { class: "mono" }, visible(other.token)), h("span", { class: "number" }, percent(Math.exp(other.logprob)))),
+        h("div", { class: "what" }, h("span", { class: "mono" }, visible(other.token), h("span", { class: "soft" }, ` id ${other.token_id}`)), h("span", { class: "number" }, `${percent(Math.exp(other.logprob))} (${other.logprob.toFixed(2)})`)),
         h("div", { class: "track", "aria-hidden": "true" }, h("span", { class: "fill-c4_main", style: `width: ${100 * Math.exp(other.logprob)}%` }))))));
     const level = sure > 0.9 ? "sure" : sure > 0.5 ? "likely" : "unsure";
-    part(kind).append(h("button", { type: "button", class: `token ${level}`, onpointerenter: show, onfocus: show, onclick: show,
-      "aria-label": `${visible(token)}, ${percent(sure)}` }, visible(token)));
+    part(kind).append(h("button", { type: "button", class: `token ${level}`, "data-id": number, onpointerenter: show, onfocus: show, onclick: show,
+      "aria-label": `${visible(token)}, id ${number}, ${percent(sure)}` }, visible(token)));
   }
 
   main.append(
     h("h1", {}, "The shape of an answer"),
     h("p", { class: "lead" }, "What the model reads and writes for a message of yours, token by token. It is asked of this server like any request."),
-    h("div", { class: "stack" }, form,
-      h("section", { class: "card" }, h("h2", {}, "The prompt as the model reads it"), promptNote, prompt),
-      h("div", { class: "columns" },
-        h("section", { class: "card" }, h("h2", {}, "The answer"),
-          legend([["ink-c4_index", "chosen above 90 %"], ["ink-window", "above 50 %"], ["ink-c128_main", "below"]]), parts, usage),
-        h("section", { class: "card" }, h("h2", {}, "What it chose from"), detail))));
+    results);
   return () => stop?.abort();
 }
-
-/** Text with spaces and line breaks that can be seen. */
-const visible = (string) => string.replaceAll(" ", "·").replaceAll("\n", "↵").replaceAll("\t", "⇥");
 
 const percent = (share) => `${(100 * share).toFixed(share > 0.9995 || share < 0.0005 ? 0 : 1)} %`;

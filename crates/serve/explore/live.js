@@ -14,15 +14,30 @@ const ENDS = {
   checkpoint_evicted: "the checkpoint had to go", prompt_end: "all that can be reused",
 };
 
+const LATENCIES = { ttft_ms: "To the first token", tpot_ms: "Per token behind it", queue_ms: "Waiting for a seat" };
+
+/** Milliseconds to three digits. */
+const ms = (value) => (value >= 1000 ? `${(value / 1000).toFixed(value < 10_000 ? 2 : 1)} s` : `${value.toFixed(value < 1 ? 2 : value < 100 ? 1 : 0)} ms`);
+
+/** What steps are made of, on average. */
+function split(steps) {
+  if (steps.length === 0) return "";
+  const mean = (place) => steps.reduce((sum, step) => sum + step[place], 0) / steps.length / 1000;
+  const [wall, run] = [mean(1), mean(5)];
+  return `Of ${ms(wall)} on average, ${ms(run)} in the backend and ${ms(wall - run)} for planning and the rest of the engine.`;
+}
+
 /** The board without its source, so that it can be tried with made-up views. */
 export function board() {
   const facts = h("dl", { class: "facts", id: "live-facts" });
   const pools = h("div", { class: "stack tight" });
   const steps = h("canvas", { role: "img", "aria-label": "Wall time of the last steps" });
+  const latencies = h("tbody", {});
   const requests = h("tbody", {});
   const tree = h("ul", { class: "tree" });
   const drafts = h("div", { class: "bars" });
   const reports = h("tbody", {});
+  const stepNote = h("p", { class: "note", style: "margin-top: 8px", id: "live-step-note" });
   const canvases = new Map();
   const kept = [];
   let before = null;
@@ -34,8 +49,11 @@ export function board() {
     h("section", { class: "card" }, h("h2", {}, "Cache, unit by unit"),
       legend(USES.map(([name], use) => [INKS[use], name, true])), pools),
     h("section", { class: "card" }, h("h2", {}, "Steps"),
-      legend([["ink-window", "prompts", true], ["ink-c4_main", "answers", true], ["ink-c128_main", "both", true]]),
-      h("div", { style: "margin-top: 12px" }, steps)),
+      legend([["ink-window", "prompts", true], ["ink-c4_main", "answers", true], ["ink-c128_main", "both", true], ["ink-text", "planning", true]]),
+      h("div", { style: "margin-top: 12px" }, steps), stepNote),
+    h("section", { class: "card" }, h("h2", {}, "Latencies of the last minute"),
+      h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Latencies" }, h("table", { id: "live-latencies" },
+        head("", "Median", "90 %", "99 %", "Requests"), latencies))),
     h("section", { class: "card" }, h("h2", {}, "Requests"),
       h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Requests" }, h("table", { id: "live-requests" },
         head("Request", "Phase", "Prompt", "From the cache", "Computed", "Answer", "Units: large, middle, small"), requests))),
@@ -64,13 +82,18 @@ export function board() {
       fact("Waiting", `${view.waiting}`, view.stalled ? "no step completes" : `${grouped(view.preempted)} gave up their seats`),
       fact("Answers, tokens/s", rates.output.toFixed(0), `${grouped(view.output_tokens)} in all`),
       fact("Prompts, tokens/s", rates.prompt.toFixed(0), `${grouped(view.prompt_tokens)} computed`),
-      fact("Last step", kept.length ? `${(kept.at(-1)[1] / 1000).toFixed(1)} ms` : "none", `number ${grouped(view.steps)}`),
+      fact("Last step", kept.length ? ms(kept.at(-1)[1] / 1000) : "none", `number ${grouped(view.steps)}`),
       fact("From the cache", prefix.query_tokens ? `${((100 * prefix.hit_tokens) / prefix.query_tokens).toFixed(0)} %` : "0 %",
         `${grouped(prefix.hit_tokens)} of ${grouped(prefix.query_tokens)} prompt tokens`));
     // One size for all pools, so that they compare.
     const size = unitSize(Math.max(...view.pools.map((pool) => pool.total)), pools.clientWidth || 300);
     for (const pool of view.pools) drawOne(pool, size);
     drawSteps(steps, kept);
+    stepNote.textContent = split(kept);
+    rows(latencies, Object.entries(LATENCIES).map(([name, said]) => {
+      const { count, p50, p90, p99 } = view.latencies[name];
+      return [said, ...[p50, p90, p99].map((value) => (value === null ? "–" : ms(value))), grouped(count)];
+    }), "", 5);
     rows(requests, view.requests.map((one) => [`${one.id}`, one.phase, grouped(one.prompt), grouped(one.cached), grouped(one.committed),
       `${grouped(one.output)} of ${grouped(one.most)}`, one.units.map(grouped).join(", ")]), "Nothing runs.", 7);
     rows(reports, view.reports.map((one) => [grouped(one.prompt_tokens), grouped(one.cached_tokens), ENDS[one.ended_by] ?? one.ended_by]),

@@ -61,7 +61,8 @@ export function drawPool(canvas, pool, size) {
 
 const WIDE = 5;
 
-/** Draws the last steps: height is wall time, colour what they held. `steps` are [number, us, prompt, output, running]. */
+/** Draws the last steps: height is wall time, colour what they held, with the planning on top. `steps` are
+ * [number, us, prompt, output, running, us in the backend]. */
 export function drawSteps(canvas, steps) {
   const height = 140;
   const [pen, width] = sized(canvas, height);
@@ -79,9 +80,12 @@ export function drawSteps(canvas, steps) {
     pen.fillStyle = colour("--soft");
     pen.fillText(`${((most * share) / 1000).toFixed(most < 10_000 ? 1 : 0)} ms`, 50, y + 4);
   }
-  shown.forEach(([, us, prompt, output], index) => {
+  shown.forEach(([, us, prompt, output, , run], index) => {
     pen.fillStyle = colour(prompt && output ? "--c128" : prompt ? "--window" : output ? "--c4" : "--other");
     const tall = Math.max(1, ((height - 16) * us) / most);
-    pen.fillRect(width - (shown.length - index) * WIDE, height - 8 - tall, WIDE - 1, tall);
+    const left = width - (shown.length - index) * WIDE;
+    pen.fillRect(left, height - 8 - tall, WIDE - 1, tall);
+    pen.fillStyle = colour("--ink");
+    pen.fillRect(left, height - 8 - tall, WIDE - 1, (tall * (us - run)) / Math.max(1, us));
   });
 }

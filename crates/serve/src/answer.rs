@@ -22,6 +22,8 @@ pub(crate) struct Part {
     pub(crate) events: Vec<ReplyEvent>,
     pub(crate) content_logprobs: Vec<Value>,
     pub(crate) reasoning_logprobs: Vec<Value>,
+    /// All tokens since the last part, when they are asked for.
+    pub(crate) token_ids: Vec<u32>,
 }
 
 /// What comes next.
@@ -129,6 +131,8 @@ pub(crate) struct Answer {
     output_tokens: u32,
     /// Log-probabilities of tokens whose text is not out yet.
     held: Vec<Value>,
+    /// Tokens that no part has yet; `None` when nobody asks for them.
+    pub(crate) token_ids: Option<Vec<u32>>,
     /// The turn, where it is kept for later prompts.
     pub(crate) turn: Option<TurnRecord>,
 }
@@ -153,6 +157,7 @@ impl Answer {
             cached_tokens: 0,
             output_tokens: 0,
             held: Vec::new(),
+            token_ids: None,
             turn: None,
         }
     }
@@ -173,7 +178,10 @@ impl Answer {
     }
 
     pub(crate) async fn next(&mut self) -> Result<Next, ApiError> {
-        let next = self.read().await?;
+        let mut next = self.read().await?;
+        if let (Some(ids), Next::Part(part) | Next::End(part, _)) = (&mut self.token_ids, &mut next) {
+            part.token_ids.append(ids);
+        }
         if let (Some(turn), Next::Part(part) | Next::End(part, _)) = (&mut self.turn, &next) {
             turn.events(&part.events);
         }
@@ -195,7 +203,7 @@ impl Answer {
                     (self.cached_tokens, self.report) = (cached_tokens, Some(prefix));
                     return Ok(Next::Started);
                 }
-                Event::Logits { .. } => {}
+                Event::Logits { .. } | Event::Attention(_) => {}
                 Event::Tokens { tokens, logprobs } => {
                     let mut part = Part::default();
                     for (index, &token) in tokens.iter().enumerate() {
@@ -216,11 +224,7 @@ impl Answer {
                     let end = match reason {
                         FinishReason::Stop(_) | FinishReason::Complete => ReplyEnd::Stop,
                         FinishReason::Length => ReplyEnd::Length,
-                        FinishReason::Cancelled => return Err(ApiError::cancelled()),
-                        FinishReason::Refused(refusal) => return Err(refusal.into()),
-                        FinishReason::Constraint(why) => return Err(ApiError::grammar(&why)),
-                        FinishReason::Failed(reason) => return Err(ApiError::internal(reason)),
-                        FinishReason::Stalled { seconds } => return Err(ApiError::stalled(seconds)),
+                        bad => return Err(ApiError::of_end(bad)),
                     };
                     let mut part = Part::default();
                     let finish = self.reader.finish(end, &mut part.events);
@@ -235,6 +239,9 @@ impl Answer {
 
     fn take(&mut self, token: u32, logprobs: Option<&TokenLogprobs>, part: &mut Part) {
         self.output_tokens += 1;
+        if let Some(ids) = &mut self.token_ids {
+            ids.push(token);
+        }
         if self.silent.contains(&token) {
             return;
         }
@@ -264,7 +271,11 @@ impl Answer {
             let bytes = self.app.tokenizer.token_bytes(token);
             // JSON has no infinity; the API's own stand-in for "never" is -9999.
             let logprob = if logprob.is_finite() { logprob } else { -9999.0 };
-            json!({"token": String::from_utf8_lossy(bytes), "logprob": logprob, "bytes": bytes})
+            let mut value = json!({"token": String::from_utf8_lossy(bytes), "logprob": logprob, "bytes": bytes});
+            if self.token_ids.is_some() {
+                value["token_id"] = token.into();
+            }
+            value
         };
         let mut value = one(token, logprobs.chosen);
         value["top_logprobs"] = logprobs.top.iter().map(|&(token, logprob)| one(token, logprob)).collect();

@@ -51,6 +51,8 @@ pub(crate) struct Head {
     stream: bool,
     pub(crate) include_usage: bool,
     pub(crate) prefix_report: bool,
+    /// The prompt, when ids of tokens are asked for.
+    pub(crate) prompt_ids: Option<Vec<u32>>,
     pub(crate) keep_alive: std::time::Duration,
 }
 
@@ -65,7 +67,7 @@ fn prepare(app: &App, caller: Caller, body: &[u8]) -> Result<(Job, Head), ApiErr
     }
     let controls = Controls::read(&body, Protocol::Chat, &app.options.sampling, app.engine.limits.vocab)?;
     let plan = ChatPlan::from_body(&body, app.options.chat)?;
-    let head = Head {
+    let mut head = Head {
         id: fresh_id("chatcmpl-"),
         created: unix_seconds(),
         model: model.to_owned(),
@@ -74,9 +76,12 @@ fn prepare(app: &App, caller: Caller, body: &[u8]) -> Result<(Job, Head), ApiErr
         stream: controls.stream,
         include_usage: controls.include_usage,
         prefix_report: controls.prefix_report,
+        prompt_ids: None,
         keep_alive: app.options.keep_alive,
     };
-    Ok((job::of_plan(app, &caller, plan, controls, "messages")?, head))
+    let job = job::of_plan(app, &caller, plan, controls, "messages")?;
+    head.prompt_ids = job.token_ids.then(|| job.request.prompt.clone());
+    Ok((job, head))
 }
 
 pub(crate) fn finish_reason(finish: &ReplyFinish) -> &'static str {
@@ -114,12 +119,18 @@ async fn whole(head: &Head, mut answers: Vec<Answer>) -> Result<Response, ApiErr
             "index": index, "message": said, "logprobs": logprobs,
             "finish_reason": finish_reason(&finish), "stop_reason": stop_reason(&finish),
         }));
+        if head.prompt_ids.is_some() {
+            choices[index]["token_ids"] = message.token_ids.into();
+        }
         if index == 0 { usage = answer.usage() } else { usage.add(answer.usage()) }
     }
     let mut body = json!({
         "id": head.id, "object": "chat.completion", "created": head.created, "model": head.model,
         "choices": choices, "usage": usage.json(),
     });
+    if let Some(ids) = &head.prompt_ids {
+        body["prompt_token_ids"] = ids.as_slice().into();
+    }
     if head.prefix_report {
         body["prefix_report"] = answers[0].prefix_report();
     }

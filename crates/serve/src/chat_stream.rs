@@ -61,7 +61,11 @@ async fn end(frames: &mpsc::Sender<Bytes>, last: Option<Value>) {
 /// Writes one answer.
 async fn write(chunks: Chunks, mut answer: Answer, frames: mpsc::Sender<Bytes>) -> Result<(usize, Usage), Broken> {
     let mut ready = vec![chunks.chunk(json!({"role": "assistant", "content": ""}), Value::Null, Value::Null)];
-    let mut ended = false;
+    // All answers have one prompt.
+    if let Some(ids) = chunks.head.prompt_ids.as_ref().filter(|_| chunks.index == 0) {
+        ready[0]["prompt_token_ids"] = ids.as_slice().into();
+    }
+    let (mut ended, mut ids) = (false, Vec::new());
     loop {
         pump::send(&frames, ready.drain(..).map(|chunk| sse::data(&chunk))).await?;
         if ended {
@@ -69,8 +73,12 @@ async fn write(chunks: Chunks, mut answer: Answer, frames: mpsc::Sender<Bytes>) 
         }
         match pump::next(&mut answer, &frames, chunks.head.keep_alive).await? {
             Next::Started => {}
-            Next::Part(part) => ready = chunks.deltas(part),
-            Next::End(part, finish) => {
+            Next::Part(mut part) => {
+                ids.append(&mut part.token_ids);
+                ready = chunks.deltas(part);
+            }
+            Next::End(mut part, finish) => {
+                ids.append(&mut part.token_ids);
                 ready = chunks.deltas(part);
                 let mut last = chunks.chunk(json!({}), finish_reason(&finish).into(), Value::Null);
                 last["choices"][0]["stop_reason"] = stop_reason(&finish);
@@ -80,6 +88,10 @@ async fn write(chunks: Chunks, mut answer: Answer, frames: mpsc::Sender<Bytes>) 
                 ready.push(last);
                 ended = true;
             }
+        }
+        // A thought that is not shown keeps its tokens for what comes behind it.
+        if let Some(first) = ready.first_mut().filter(|_| !ids.is_empty()) {
+            first["choices"][0]["token_ids"] = std::mem::take(&mut ids).into();
         }
     }
 }

@@ -40,7 +40,18 @@ pub(crate) struct Head {
     pub(crate) echoes: Vec<String>,
     /// Answers to each prompt; they lie side by side.
     pub(crate) per_prompt: usize,
+    /// The prompts, when ids of tokens are asked for.
+    pub(crate) prompt_ids: Option<Vec<Vec<u32>>>,
     stream: bool,
+}
+
+impl Head {
+    /// Adds the ids of its prompt to the choice of an answer, where they are asked for.
+    pub(crate) fn add_prompt_ids(&self, choice: &mut Value, index: usize) {
+        if let Some(prompts) = &self.prompt_ids {
+            choice["prompt_token_ids"] = prompts[index / self.per_prompt].as_slice().into();
+        }
+    }
 }
 
 /// The handler.
@@ -105,6 +116,7 @@ fn prepare(app: &App, body: &Map<String, Value>) -> Result<(Vec<Job>, Head), Api
         keep_alive: app.options.keep_alive,
         echoes,
         per_prompt: controls.answers as usize,
+        prompt_ids: controls.token_ids.then(|| jobs.iter().map(|job| job.request.prompt.clone()).collect()),
         stream: controls.stream,
     };
     Ok((jobs, head))
@@ -244,6 +256,10 @@ async fn whole(head: &Head, mut answers: Vec<Answer>) -> Result<Response, ApiErr
         let echo = &head.echoes[index];
         let logprobs = if head.logprobs { legacy_logprobs(&message.content_logprobs, 0) } else { Value::Null };
         choices.push(choice(index, &format!("{echo}{}", message.said.content), logprobs, Some(&finish)));
+        head.add_prompt_ids(&mut choices[index], index);
+        if head.prompt_ids.is_some() {
+            choices[index]["token_ids"] = message.token_ids.into();
+        }
         add_usage(&mut usage, answer.usage(), index % head.per_prompt == 0);
     }
     let body = json!({

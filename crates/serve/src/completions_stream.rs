@@ -19,7 +19,7 @@ use crate::sse;
 pub(crate) async fn stream(head: Arc<Head>, answers: Vec<Answer>, frames: mpsc::Sender<Bytes>) {
     let mut running = JoinSet::new();
     for (index, answer) in answers.into_iter().enumerate() {
-        running.spawn(write(Texts { head: head.clone(), index, offset: 0 }, answer, frames.clone()));
+        running.spawn(write(Texts { head: head.clone(), index, offset: 0, begun: false }, answer, frames.clone()));
     }
     let mut usage = Usage::default();
     let mut last = None;
@@ -86,6 +86,8 @@ struct Texts {
     index: usize,
     /// Characters written.
     offset: usize,
+    /// Whether something of the answer was written.
+    begun: bool,
 }
 
 impl Texts {
@@ -98,7 +100,14 @@ impl Texts {
             if self.head.logprobs { legacy_logprobs(&part.content_logprobs, self.offset) } else { Value::Null };
         let text: String = part.events.into_iter().map(text).collect();
         self.offset += text.chars().count();
-        self.chunk(&text, logprobs, finish.as_ref())
+        let mut choice = choice(self.index, &text, logprobs, finish.as_ref());
+        if !std::mem::replace(&mut self.begun, true) {
+            self.head.add_prompt_ids(&mut choice, self.index);
+        }
+        if self.head.prompt_ids.is_some() {
+            choice["token_ids"] = part.token_ids.into();
+        }
+        sse::data(&envelope(&self.head, json!([choice])))
     }
 
     fn chunk(&self, text: &str, logprobs: Value, finish: Option<&ReplyFinish>) -> Bytes {

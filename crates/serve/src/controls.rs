@@ -42,6 +42,8 @@ pub(crate) struct Controls {
     /// Answers to one prompt, at least one.
     pub(crate) answers: u32,
     pub(crate) prefix_report: bool,
+    /// Give ids of tokens out.
+    pub(crate) token_ids: bool,
     pub(crate) include_reasoning: bool,
 }
 
@@ -127,6 +129,7 @@ impl Controls {
             include_usage,
             answers: n as u32,
             prefix_report: fields.flag("prefix_report")?.unwrap_or(false),
+            token_ids: several && fields.flag("return_token_ids")?.unwrap_or(false),
             include_reasoning: fields.flag("include_reasoning")?.unwrap_or(true),
         })
     }

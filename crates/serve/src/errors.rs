@@ -6,7 +6,7 @@ use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use longwave_engine::request::{Refusal, SubmitError};
+use longwave_engine::request::{FinishReason, Refusal, SubmitError};
 use longwave_text::ChatError;
 use serde_json::{Map, Value, json};
 
@@ -99,6 +99,20 @@ impl ApiError {
 
     pub(crate) fn cancelled() -> ApiError {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, SERVER_ERROR, "cancelled", "the request was cancelled")
+    }
+
+    /// A request that ended badly.
+    pub(crate) fn of_end(reason: FinishReason) -> ApiError {
+        match reason {
+            FinishReason::Cancelled => ApiError::cancelled(),
+            FinishReason::Refused(refusal) => refusal.into(),
+            FinishReason::Constraint(why) => ApiError::grammar(&why),
+            FinishReason::Failed(reason) => ApiError::internal(reason),
+            FinishReason::Stalled { seconds } => ApiError::stalled(seconds),
+            FinishReason::Stop(_) | FinishReason::Complete | FinishReason::Length => {
+                ApiError::internal("the answer ended well")
+            }
+        }
     }
 
     /// An answer whose grammar grew beyond the limits of a step.
@@ -215,6 +229,7 @@ impl From<Refusal> for ApiError {
                 api.param = Some("messages".to_owned());
                 api
             }
+            Refusal::NoAttention { .. } => ApiError::field("layer", refusal),
             Refusal::EmptyPrompt | Refusal::BadToken { .. } => ApiError::field("messages", refusal),
         }
     }

@@ -1,7 +1,7 @@
 //! The explorer: a page that shows how V4's attention works, what its cache takes and what a running engine does.
 //!
 //! The files are part of the program and ask their own origin only, which their policy enforces. Numbers of memory come from
-//! the program around the server, which knows models. Nothing here needs a key but the live data. Refuses names of files that
+//! the program around the server, which knows models. Nothing here needs a key but what comes from the engine. Refuses names of files that
 //! it does not have.
 
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ use tokio::net::TcpListener;
 use crate::errors::ApiError;
 use crate::security::SecurityOptions;
 use crate::server::App;
-use crate::{connections, live};
+use crate::{attention, connections, live};
 
 /// The page itself.
 const INDEX: &str = include_str!("../explore/index.html");
@@ -33,7 +33,10 @@ const FILES: &[(&str, &str, &str)] = &[
     ("rules.js", JS, include_str!("../explore/rules.js")),
     ("attention.js", JS, include_str!("../explore/attention.js")),
     ("attention_figure.js", JS, include_str!("../explore/attention_figure.js")),
+    ("attention_lesson.js", JS, include_str!("../explore/attention_lesson.js")),
+    ("attention_text.js", JS, include_str!("../explore/attention_text.js")),
     ("attention_mask.js", JS, include_str!("../explore/attention_mask.js")),
+    ("words.js", JS, include_str!("../explore/words.js")),
     ("live.js", JS, include_str!("../explore/live.js")),
     ("live_figures.js", JS, include_str!("../explore/live_figures.js")),
     ("live_source.js", JS, include_str!("../explore/live_source.js")),
@@ -104,15 +107,26 @@ fn page(place: Place) -> String {
 
 /// Whether a path of the explorer is for everybody: it shows nothing of the requests.
 pub(crate) fn is_open(path: &str) -> bool {
-    path == "/explore" || (path.starts_with("/explore/") && !path.starts_with("/explore/api/live"))
+    let closed = ["/explore/api/live", "/explore/api/attention"];
+    path == "/explore" || (path.starts_with("/explore/") && !closed.iter().any(|closed| path.starts_with(closed)))
 }
 
-/// The page and its data, without an engine, until `shutdown` resolves.
-pub async fn serve(listener: TcpListener, explorer: Explorer, shutdown: impl Future<Output = ()> + Send + 'static) {
+/// The page and its data until `shutdown` resolves. Of a model in `app` it shows what tokens read, and nothing else.
+pub async fn serve(
+    listener: TcpListener,
+    explorer: Explorer,
+    app: Option<Arc<App>>,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) {
+    let of_model = match app {
+        Some(app) => attention::routes().with_state(app),
+        None => Router::new().route("/explore/api/about", get(|| async { attention::nothing() })),
+    };
     let routes = routes(Place::Local)
         .route("/", get(|| async { Redirect::temporary("explore/") }))
         .fallback(|| async { StatusCode::NOT_FOUND })
-        .with_state(Arc::new(explorer));
+        .with_state(Arc::new(explorer))
+        .merge(of_model);
     connections::serve(listener, routes, &SecurityOptions::default(), None, shutdown).await;
 }
 
@@ -122,7 +136,7 @@ pub(crate) fn server_routes(app: &Arc<App>) -> Router<Arc<App>> {
         None => Router::new(),
         Some(explorer) => {
             let live = Router::new().route("/explore/api/live", get(live::live));
-            live.merge(routes(Place::Server).with_state(explorer.clone()))
+            live.merge(attention::routes()).merge(routes(Place::Server).with_state(explorer.clone()))
         }
     }
 }
@@ -189,8 +203,12 @@ mod tests {
     }
 
     #[test]
-    fn only_live_data_needs_a_key() {
+    fn only_what_comes_from_the_engine_needs_a_key() {
         assert!(["/explore", "/explore/", "/explore/app.js", "/explore/api/memory"].iter().all(|path| is_open(path)));
-        assert!(["/explore/api/live", "/explorer", "/v1/models"].iter().all(|path| !is_open(path)));
+        assert!(
+            ["/explore/api/live", "/explore/api/attention", "/explorer", "/v1/models"]
+                .iter()
+                .all(|path| !is_open(path))
+        );
     }
 }

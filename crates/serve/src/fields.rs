@@ -195,6 +195,12 @@ pub(crate) const FIELDS: &[Field] = &[
     field("ignore_eos", OPENAI, FLAG, "Go on after the end of the turn."),
     field("priority", ALL, r#"{"type": ["integer", "null"], "minimum": -16, "maximum": 16}"#, "Lower runs earlier."),
     field("cache_salt", ALL, r#"{"type": ["string", "null"]}"#, "Share cached prefixes with this salt only."),
+    field(
+        "return_token_ids",
+        CHOICES,
+        FLAG,
+        "Give prompt_token_ids, token_ids of each choice (all of them, the last one included), and token_id beside each log-probability.",
+    ),
     field("prefix_report", &[Chat], FLAG, "Say in the answer what the prefix cache did."),
     field("user", OPENAI, ANY, "Ignored."),
     field("metadata", ALL, OBJECT, "Ignored; repeated by Responses."),

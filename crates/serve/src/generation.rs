@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use longwave_engine::Status;
+use longwave_engine::attention::LayerKind;
 use longwave_engine::handle::EngineHandle;
 use longwave_engine::request::{Event, EventSink, Request, RequestId, SubmitError};
 use longwave_engine::step::Limits;
@@ -32,6 +33,8 @@ pub struct EngineApi {
     pub most_tokens: Arc<dyn Fn(u32) -> u32 + Send + Sync>,
     /// What it is doing; asked at every call.
     pub status: Arc<dyn Fn() -> Status + Send + Sync>,
+    /// Kinds of the layers whose attention requests may ask for; none where that cannot be told.
+    pub attention_layers: Vec<LayerKind>,
     /// Shows everything to a looker, soon; drops it when there is nothing to show.
     pub look: Arc<dyn Fn(Look) + Send + Sync>,
 }
@@ -45,6 +48,7 @@ impl EngineApi {
             submit: Arc::new(move |request, sink| submit.submit(request, sink)),
             cancel: Arc::new(move |id| cancel.cancel(id)),
             limits: engine.limits().clone(),
+            attention_layers: engine.attention_layers().to_vec(),
             most_tokens: Arc::new(move |prompt| most.most_tokens(prompt)),
             status: Arc::new(move || status.status()),
             look: Arc::new(move |looker| look.look(looker)),

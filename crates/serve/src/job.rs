@@ -28,6 +28,8 @@ pub(crate) struct Job {
     pub(crate) reply: ReplyOptions,
     /// Read them as plain text instead.
     pub(crate) plain: Option<PlainReply>,
+    /// Give ids of tokens out.
+    pub(crate) token_ids: bool,
     /// Keep the turn for later prompts.
     pub(crate) recording: Option<Recording>,
 }
@@ -123,8 +125,10 @@ pub(crate) fn of_prompt(
         salt: controls.salt,
         constraint: None,
         logits: ReturnLogits::No,
+        attention: None,
     };
-    Ok(Job { request, answers: controls.answers, reply, plain: None, recording: None })
+    let (answers, token_ids) = (controls.answers, controls.token_ids);
+    Ok(Job { request, answers, reply, plain: None, token_ids, recording: None })
 }
 
 /// Submits a job for `caller`; `id` is for the log.
@@ -144,6 +148,7 @@ pub(crate) fn submit(app: &Arc<App>, caller: &Caller, id: &str, job: Job) -> Res
             None => Reader::Reply(Reply::new(ReplyOptions { call_seed: fresh_number(), ..job.reply.clone() })),
         };
         let mut answer = Answer::new(app.clone(), id.to_owned(), generation, reader, silent.clone(), prompt_tokens);
+        answer.token_ids = job.token_ids.then(Vec::new);
         answer.turn = job.recording.clone().map(TurnRecord::new);
         answers.push(answer);
     }

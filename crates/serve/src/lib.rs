@@ -5,6 +5,7 @@
 //! its client goes away.
 
 mod answer;
+mod attention;
 mod batch;
 mod body_guard;
 mod caller;

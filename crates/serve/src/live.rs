@@ -107,6 +107,7 @@ fn event(app: &App, view: &View, seen_step: Option<u64>) -> Value {
         "requests": view.requests.iter().map(request).collect::<Value>(),
         "tree": view.tree.iter().map(run).collect::<Value>(), "tree_hidden": view.tree_hidden,
         "step_list": steps.map(step).collect::<Value>(),
+        "latencies": app.metrics.latencies(),
         "reports": app.prefixes.newest(REPORTS),
     })
 }
@@ -136,7 +137,7 @@ fn run(view: &RunView) -> Value {
 }
 
 fn step(view: &StepView) -> Value {
-    json!([view.number, view.wall_us, view.prompt_tokens, view.output_tokens, view.running])
+    json!([view.number, view.wall_us, view.prompt_tokens, view.output_tokens, view.running, view.run_us])
 }
 
 #[cfg(test)]

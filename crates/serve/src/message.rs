@@ -13,6 +13,7 @@ pub(crate) struct Message {
     pub(crate) said: ReplyMessage,
     pub(crate) content_logprobs: Vec<Value>,
     pub(crate) reasoning_logprobs: Vec<Value>,
+    pub(crate) token_ids: Vec<u32>,
 }
 
 impl Message {
@@ -20,6 +21,7 @@ impl Message {
         self.said.add(&part.events);
         self.content_logprobs.append(&mut part.content_logprobs);
         self.reasoning_logprobs.append(&mut part.reasoning_logprobs);
+        self.token_ids.append(&mut part.token_ids);
     }
 }
 

@@ -96,6 +96,7 @@ pub fn scripted(lines: Vec<ScriptLine>, tokenizer: Arc<Tokenizer>, context: u32)
         submit: Arc::new(move |request, sink| Ok(submit.clone().start(request, sink))),
         cancel: Arc::new(move |id| cancel.cancel(id)),
         limits,
+        attention_layers: Vec::new(),
         most_tokens: Arc::new(move |prompt| context.saturating_sub(prompt)),
         look: Arc::new(drop),
         status: Arc::new(move || Status { running: lock(&status.running).len() as u32, ..idle.clone() }),

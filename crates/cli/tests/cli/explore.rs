@@ -5,6 +5,12 @@ use serde_json::Value;
 use crate::program::{printed_json, refused, run};
 
 #[test]
+fn a_backend_that_cannot_tell_what_tokens_read_is_refused_with_the_one_that_can() {
+    refused(&["explore", "--port", "0", "--backend", "cuda"], &["does not tell", "leave --backend out"]);
+    refused(&["explore", "--port", "0", "/nowhere"], &["/nowhere"]);
+}
+
+#[test]
 fn an_export_holds_the_page_and_the_calculators_tables() {
     let folder = tempfile::tempdir().unwrap();
     let site = folder.path().join("site");

@@ -82,6 +82,7 @@ fn request(tokenizer: &Tokenizer, grammars: &Grammars, body: &Value, temperature
         priority: (seed % 3) as i32 - 1,
         salt: 0,
         logits: ReturnLogits::No,
+        attention: None,
         constraint: Some(longwave_serve::followed(grammar)),
     }
 }

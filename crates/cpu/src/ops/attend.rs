@@ -40,6 +40,11 @@ impl State {
         self.acc[..rows * 512].fill(0.0);
     }
 
+    /// Weights with which row `r` took in the entries of the last tile, relative to its maximum after it.
+    pub fn weights(&self, r: usize) -> &[f32] {
+        &self.scores[r * TILE..(r + 1) * TILE]
+    }
+
     /// Row `r`'s attention output.
     pub fn output(&self, r: usize, out: &mut [f32]) {
         let inv = 1.0 / self.sum[r];

@@ -83,6 +83,7 @@ fn serve(engine: &mut Engine<Rough>, requests: &[Request]) -> Vec<(Answer, Prefi
             Event::Logits { logits, .. } => out[i].0.logits.extend(logits.iter().map(|v| v.to_bits())),
             Event::Scheduled { prefix, .. } => out[i].1 = prefix,
             Event::Finished { reason, .. } => out[i].2 = Some(reason),
+            Event::Attention(_) => {}
         }
     }
     assert_eq!(engine.status().units_used, engine.status().units_cached, "all blocks are home");
@@ -228,6 +229,9 @@ fn a_replay_that_reads_an_unmapped_block_or_gives_tokens_is_refused() {
     let mut sampled = step.clone();
     sampled.seqs[0].sample = Some(Sampling::default());
     refused(&mut b, &sampled, "a replay gives no tokens");
+    let mut told = step.clone();
+    told.seqs[0].attention = Some(0);
+    refused(&mut b, &told, "tells of no attention");
     let mut short = step.clone();
     short.seqs[0].start = 1022;
     short.seqs[0].replay = Some(Replay { origin: 1022 });

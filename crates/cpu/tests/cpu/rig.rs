@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use longwave_cpu::cache::{Cache, SeqTables};
 use longwave_cpu::forward::{Model, Rows, Tap};
 use longwave_cpu::numerics::Profile;
+use longwave_cpu::reads::Told;
+use longwave_engine::attention::Reads;
 use longwave_engine::step::{BlockId, Seat, SeqStep, Step, TableWrite, Token};
 use longwave_engine::tables::SeatTables;
 use longwave_model::{CacheFormats, CacheLayout, Checkpoint, IndexFormat, MainFormat};
@@ -66,6 +68,15 @@ impl Rig {
             rows.push(Rows::new(from..tokens.len(), start, drafts, SeqTables::new(&self.tables, Seat(seat))));
         }
         self.model.trunk(&tokens, &rows, &mut self.cache, tap).to_vec()
+    }
+
+    /// What the positions of `tokens` read in a layer.
+    pub fn told(&mut self, layer: u32, tokens: &[Token], tap: Tap) -> Vec<Reads> {
+        let told = Told::new(layer);
+        let tables = SeqTables::new(&self.tables, Seat(0));
+        let rows = [Rows { tell: Some(&told), ..Rows::new(0..tokens.len(), 0, 0, tables) }];
+        self.model.trunk(tokens, &rows, &mut self.cache, Some(tap));
+        told.into_reads()
     }
 
     pub fn mtp(&mut self, seat: u32, start: u32, streams: &[f32], next: &[Token], tap: Option<Tap>) -> Vec<f32> {

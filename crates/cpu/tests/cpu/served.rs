@@ -67,7 +67,7 @@ pub fn serve<B: Backend>(backend: B, options: EngineOptions, requests: &[Request
                 assert!(matches!(reason, FinishReason::Stop(_) | FinishReason::Length), "{reason:?}");
                 finished += 1;
             }
-            Event::Scheduled { .. } => {}
+            Event::Scheduled { .. } | Event::Attention(_) => {}
         }
     }
     assert_eq!(finished, requests.len());
@@ -117,7 +117,7 @@ pub fn serve_in_turn(engine: &mut Engine<CpuBackend>, request: Request) -> (Answ
                 assert_eq!(cached_tokens, prefix.cached_tokens);
                 report = prefix;
             }
-            Event::Finished { .. } => {}
+            Event::Attention(_) | Event::Finished { .. } => {}
         }
     }
     (answer, report)

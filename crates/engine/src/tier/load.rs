@@ -16,7 +16,6 @@ use super::record::{Key, Kind, Title};
 use crate::hash::{BLOCK, BlockHash};
 use crate::prefix::Found;
 use crate::request::{Request, RequestId};
-use crate::step::ReturnLogits;
 
 /// Plans of one request that may come to nothing.
 const TRIES: u32 = 3;
@@ -119,7 +118,7 @@ fn title(request: &Request, hashes: &[BlockHash], block: u32, kind: Kind) -> Tit
 impl Tiers {
     /// How a waiting request gets on; starts to read what it needs from disk.
     pub fn reach(&mut self, id: RequestId, request: &Request, hashes: &[BlockHash], found: &Found) -> Reach {
-        if !self.is_on() || request.logits == ReturnLogits::All {
+        if !self.is_on() || request.wants_every_position() {
             return Reach::Device;
         }
         if let Some(load) = &self.load

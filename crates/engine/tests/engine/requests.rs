@@ -98,6 +98,17 @@ fn a_generation_ends_where_it_should() {
 }
 
 #[test]
+fn attention_is_refused_at_once_by_a_backend_that_cannot_tell_of_it() {
+    let mut engine = engine_with(wide_limits(), SimOptions::default(), paranoid());
+    assert!(engine.attention_layers().is_empty());
+    let (_, record) = submit(&mut engine, Request { attention: Some(0), ..request(prompt(1, 30), 4) });
+    let refusal = Refusal::NoAttention { layer: 0, layers: 0 };
+    assert!(refusal.to_string().contains("run the model on the CPU"), "{refusal}");
+    assert_eq!(record.assert_complete(), FinishReason::Refused(refusal));
+    assert!(!engine.step(), "nothing is left of it");
+}
+
+#[test]
 fn the_context_ends_a_generation() {
     for drafts in [0, 7] {
         let sim = SimOptions { draft_quality: DraftQuality::Right, ..SimOptions::default() };

@@ -278,6 +278,7 @@ fn random_request(rng: &mut Rng, earlier: &[Case], sessions: bool) -> Request {
         },
         priority: rng.pick(&[0, 0, 0, -1, 1]),
         salt: rng.pick(&[0, 0, 0, 7]),
+        attention: None,
         constraint: None,
         logits: rng.pick(&[ReturnLogits::No, ReturnLogits::No, ReturnLogits::Sampled, ReturnLogits::All]),
     }

@@ -99,6 +99,7 @@ fn an_idle_engine_is_seen_and_steps_are_remembered_from_the_first_look_on() {
     assert_sound(&second);
     assert_eq!(second.steps.len() as u64, second.status.steps - first.status.steps);
     assert_eq!(second.steps.iter().map(|step| step.output_tokens).sum::<u32>(), 12);
+    assert!(second.steps.iter().all(|step| step.run_us <= step.wall_us));
     assert_eq!(second.steps.last().unwrap().number, second.status.steps);
     handle.shutdown();
     // Dropped, not kept.

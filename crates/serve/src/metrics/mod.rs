@@ -11,10 +11,12 @@ mod families;
 pub(crate) mod http;
 pub(crate) mod log_line;
 mod process;
+mod recent;
 mod request;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Json;
 use axum::extract::State;
@@ -70,6 +72,11 @@ impl Metrics {
     /// Follows a request that is about to be handed to the engine.
     pub(crate) fn watch(&self, request: &Request) -> RequestWatch {
         RequestWatch::new(self.requests.clone(), request)
+    }
+
+    /// Latencies of the last minute.
+    pub(crate) fn latencies(&self) -> Value {
+        self.requests.recent.summary(Instant::now())
     }
 
     /// Counts a request that was turned away.

@@ -1,7 +1,7 @@
 //! What one request did, from its arrival to its last event.
 //!
 //! Fed on the engine thread, where events happen: a slow client does not change what is measured. A token event costs a
-//! clock reading and a few atomic additions; there is no lock. Assumes the order of events that the engine keeps.
+//! clock reading and a few atomic additions; what happens once per request takes a short lock as well. Assumes the order of events that the engine keeps.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,9 +13,12 @@ use prometheus::{Histogram, IntCounter, IntCounterVec};
 
 use super::buckets;
 use super::families::Maker;
+use super::recent::{Latency, Recent};
 
 /// Counters and histograms over requests.
 pub(super) struct RequestFamilies {
+    /// The same of the last minute.
+    pub(super) recent: Recent,
     prompt_tokens: IntCounter,
     cached_tokens: IntCounter,
     computed_source: IntCounter,
@@ -60,6 +63,7 @@ impl RequestFamilies {
         // The series that dashboards expect, from the start; nothing here ends for repeating itself.
         finished.with_label_values(&["repetition"]);
         RequestFamilies {
+            recent: Recent::default(),
             prompt_tokens: maker.counter("vllm:prompt_tokens_total", "Prompt tokens, reused ones included."),
             cached_tokens: maker.counter("vllm:prompt_tokens_cached_total", "Prompt tokens that were reused."),
             computed_source: by_source.with_label_values(&["local_compute"]),
@@ -170,11 +174,13 @@ impl RequestWatch {
                 let now = Instant::now();
                 self.scheduled = Some(now);
                 self.report = *prefix;
-                self.families.queue_s.observe((now - self.arrived).as_secs_f64());
+                let queue = now - self.arrived;
+                self.families.queue_s.observe(queue.as_secs_f64());
+                self.families.recent.add(Latency::Queue, now, queue);
                 self.families.prefix_ends.with_label_values(&[prefix.ended_by.name()]).inc();
             }
             Event::Tokens { tokens, .. } => self.tokens(tokens.len() as u64, Instant::now()),
-            Event::Logits { .. } => {}
+            Event::Logits { .. } | Event::Attention(_) => {}
             Event::Finished { reason, output_tokens, .. } => self.finished(reason, *output_tokens, Instant::now()),
         }
     }
@@ -186,6 +192,7 @@ impl RequestWatch {
             None => {
                 self.first = Some(now);
                 families.first_token_s.observe((now - self.arrived).as_secs_f64());
+                families.recent.add(Latency::FirstToken, now, now - self.arrived);
                 let cached = u64::from(self.report.cached_tokens);
                 let tiers = (u64::from(self.report.host_tokens) + u64::from(self.report.disk_tokens)).min(cached);
                 let prompt = u64::from(self.prompt_tokens);
@@ -228,6 +235,7 @@ impl RequestWatch {
         families.computed_size.observe(f64::from(self.prompt_tokens.saturating_sub(self.report.cached_tokens)));
         if output_tokens > 1 {
             families.per_token_s.observe(decode.as_secs_f64() / f64::from(output_tokens - 1));
+            families.recent.add(Latency::PerToken, now, decode / (output_tokens - 1));
         }
     }
 }

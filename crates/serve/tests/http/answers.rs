@@ -274,3 +274,42 @@ async fn include_reasoning_false_leaves_the_thought_out() {
     body["stream"] = true.into();
     assert!(!post(server.port, body).await.body.contains("thought"));
 }
+
+/// The numbers of a list, over all choices of events.
+fn ids(events: &[Value]) -> Vec<u64> {
+    let lists = events.iter().filter_map(|event| event["choices"][0]["token_ids"].as_array());
+    lists.flatten().map(|id| id.as_u64().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn token_ids_are_given_whole_and_streamed_when_they_are_asked_for() {
+    let output = "I think.</think>The capital is Oslo.";
+    for hidden in [false, true] {
+        let server = Server::start(Script::text(output)).await;
+        let extra = json!({"return_token_ids": true, "logprobs": true, "include_reasoning": !hidden});
+        let whole = post(server.port, ask(extra.clone())).await.json();
+        let request = server.last_request();
+        assert_eq!(whole["prompt_token_ids"], json!(request.prompt));
+        let mut all: Vec<u64> = server.tokenizer.encode_output(output).unwrap().into_iter().map(u64::from).collect();
+        all.push(u64::from(server.tokenizer.markers().eos));
+        assert_eq!(ids(std::slice::from_ref(&whole)), all, "the end of the turn included");
+        assert_eq!(whole["usage"]["completion_tokens"], all.len());
+        let beside: Vec<u64> = whole["choices"][0]["logprobs"]["content"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|entry| entry["token_id"].as_u64().unwrap())
+            .collect();
+        assert_eq!(beside, all[all.len() - 1 - beside.len()..all.len() - 1]);
+
+        let mut streamed = extra;
+        streamed["stream"] = true.into();
+        let events = post(server.port, ask(streamed)).await.events();
+        assert_eq!(ids(&events), all, "reasoning hidden: {hidden}");
+        assert_eq!(events[0]["prompt_token_ids"], json!(request.prompt));
+        assert!(events[1..].iter().all(|event| event.get("prompt_token_ids").is_none()));
+    }
+    let server = Server::start(Script::text(output)).await;
+    let plain = post(server.port, ask(json!({"logprobs": true}))).await;
+    assert!(!plain.body.contains("token_id"), "only on request: {}", plain.body);
+}

@@ -74,3 +74,27 @@ async fn bad_prompts_are_refused_with_the_field() {
         assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(param)), "{body}");
     }
 }
+
+#[tokio::test]
+async fn token_ids_come_with_each_choice_and_its_prompt() {
+    let server = Server::start(Script::text("one two")).await;
+    let body = json!({"prompt": ["a", [5, 6, 7]], "return_token_ids": true});
+    let whole = post_to(server.port, "/v1/completions", &body).await.json();
+    let prompts: Vec<Vec<u32>> =
+        server.seen.requests.lock().unwrap().iter().map(|request| request.prompt.clone()).collect();
+    let mut output = server.tokenizer.encode_output("one two").unwrap();
+    output.push(server.tokenizer.markers().eos);
+    for (index, choice) in whole["choices"].as_array().unwrap().iter().enumerate() {
+        assert_eq!((&choice["prompt_token_ids"], &choice["token_ids"]), (&json!(prompts[index]), &json!(output)));
+    }
+    let body = json!({"prompt": [5, 6, 7], "return_token_ids": true, "stream": true});
+    let events = post_to(server.port, "/v1/completions", &body).await.events();
+    let choices = || events.iter().map(|event| &event["choices"][0]);
+    assert_eq!(choices().next().unwrap()["prompt_token_ids"], json!([5, 6, 7]));
+    let ids: Vec<u64> = choices()
+        .filter_map(|choice| choice["token_ids"].as_array())
+        .flatten()
+        .map(|id| id.as_u64().unwrap())
+        .collect();
+    assert_eq!(ids, output.iter().map(|&id| u64::from(id)).collect::<Vec<_>>());
+}

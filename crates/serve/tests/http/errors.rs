@@ -43,6 +43,7 @@ async fn bad_fields_are_named() {
         ("stop_token_ids", json!((0..1025).collect::<Vec<u32>>()), "at most 1024"),
         ("presence_penalty", json!(2.5), "from -2 to 2"),
         ("prefix_report", json!("yes"), "true or false"),
+        ("return_token_ids", json!(1), "true or false"),
         ("max_tokens", json!(0), "1 or more"),
         ("max_tokens", json!("many"), "whole number"),
         ("max_completion_tokens", json!(-1), "whole number"),

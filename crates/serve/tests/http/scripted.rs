@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use longwave_engine::Status;
+use longwave_engine::attention::{LayerKind, Reads};
 use longwave_engine::report::PrefixReport;
 use longwave_engine::request::{Event, EventSink, FinishReason, Request, RequestId, SubmitError};
 use longwave_engine::step::{Limits, TokenLogprobs};
@@ -22,6 +23,9 @@ pub struct Script {
     /// Before each step.
     pub pause: Duration,
     pub refuse_submit: Option<SubmitError>,
+    /// What can be told of attention, and what is told of every request that asks.
+    pub attention_layers: Vec<LayerKind>,
+    pub reads: Vec<Reads>,
     /// What the pools hold; by default as much as the context.
     pub most_tokens: Option<u32>,
 }
@@ -40,6 +44,8 @@ impl Script {
             cached: 0,
             pause: Duration::ZERO,
             refuse_submit: None,
+            attention_layers: Vec::new(),
+            reads: Vec::new(),
             most_tokens: None,
         }
     }
@@ -141,6 +147,7 @@ impl Server {
 }
 
 fn engine(script: Script, context: u32, vocab: u32, seen: Arc<Seen>) -> EngineApi {
+    let attention_layers = script.attention_layers.clone();
     let next = AtomicU64::new(1);
     let most = script.most_tokens;
     let submit = {
@@ -175,6 +182,7 @@ fn engine(script: Script, context: u32, vocab: u32, seen: Arc<Seen>) -> EngineAp
         submit: Arc::new(submit),
         cancel: Arc::new(cancel),
         limits,
+        attention_layers,
         most_tokens: Arc::new(most_tokens),
         look: Arc::new(drop),
         status: Arc::new(status),
@@ -187,6 +195,9 @@ fn play(script: &Script, request: &Request, id: RequestId, seen: &Seen, mut sink
     let mut end = script.end.clone();
     if !matches!(end, FinishReason::Refused(_)) {
         sink(Event::Scheduled { cached_tokens: script.cached, prefix: PrefixReport::default() });
+        if request.attention.is_some() {
+            sink(Event::Attention(script.reads.clone()));
+        }
         'steps: for step in &script.steps {
             std::thread::sleep(script.pause);
             if seen.cancelled.lock().unwrap().contains(&id) {
