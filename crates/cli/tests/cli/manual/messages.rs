@@ -73,6 +73,69 @@ fn the_messages_on_the_page_of_errors_are_the_programs() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
+/// Where messages are that people meet when a server starts and when a request is refused.
+const FILES: [&str; 16] = [
+    "cli/src/load.rs",
+    "cli/src/serve.rs",
+    "cli/src/serve/batching.rs",
+    "cli/src/serve/security.rs",
+    "cli/src/source.rs",
+    "cli/src/tiers.rs",
+    "cuda/src/backend.rs",
+    "cuda/src/driver/context.rs",
+    "engine/src/request.rs",
+    "engine/src/tier/directory.rs",
+    "model/src/checkpoint.rs",
+    "model/src/config.rs",
+    "serve/src/batch/store.rs",
+    "serve/src/security/keys.rs",
+    "serve/src/security/tls.rs",
+    "serve/src/server.rs",
+];
+
+/// The texts of errors in a source, and how much of each is fixed.
+fn errors(source: &str) -> Vec<(String, usize)> {
+    let source = source.replace("\\\"", "\u{1}");
+    let source = joined(source.split("#[cfg(test)]").next().unwrap_or_default());
+    let starts = ["#[error(", "bail!("];
+    let texts = starts.iter().flat_map(|start| source.split(start).skip(1)).filter_map(|rest| {
+        let text = rest.trim_start().strip_prefix('"')?.split('"').next()?;
+        Some(text.replace('\u{1}', "\""))
+    });
+    let fixed = |text: &str| text.split('{').map(|part| part.split('}').next_back().unwrap_or("").len()).sum();
+    texts.map(|text| (text.clone(), fixed(&text))).collect()
+}
+
+#[test]
+fn every_error_of_a_start_and_every_code_of_a_request_is_on_the_page() {
+    let prose = page("docs/errors.md").prose;
+    let (messages, named) = (quoted(&prose), super::spans(&prose));
+    let parts =
+        |message: &str| message.split('…').map(|p| p.trim().to_owned()).filter(|p| p.len() > 1).collect::<Vec<_>>();
+    let read = |path: &str| std::fs::read_to_string(root().join("crates").join(path)).unwrap();
+    let (mut missing, mut count) = (Vec::new(), 0);
+    for path in FILES {
+        for (text, fixed) in errors(&read(path)) {
+            count += 1;
+            let is = |message: &String| has(&text, &parts(message).iter().map(String::as_str).collect::<Vec<_>>());
+            if fixed > 11 && !messages.iter().any(is) {
+                missing.push(format!("{path}: {text}"));
+            }
+        }
+    }
+    let of_errors = read("serve/src/errors.rs");
+    let literals = of_errors.split('"').skip(1).step_by(2).filter(|text| text.contains('_'));
+    let codes = literals.filter(|text| text.chars().all(|c| c.is_ascii_lowercase() || c == '_'));
+    // The kinds of errors end so, and one code.
+    for code in codes.filter(|text| !text.ends_with("_error") || *text == "internal_error") {
+        if !named.iter().any(|name| name == code) {
+            missing.push(format!("the code {code}"));
+        }
+    }
+    assert!(missing.is_empty(), "docs/errors.md does not have\n{}", missing.join("\n"));
+    assert!(count > 60, "only {count} errors were found");
+}
+
 #[test]
 fn parts_must_be_there_in_order_and_near_each_other() {
     let source = joined("#[error(\"port {port} on {host} is \\\n        in use (\\\"really\\\")\")]");

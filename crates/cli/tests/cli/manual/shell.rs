@@ -36,9 +36,10 @@ const CURLRC: &str = "fail-with-body\nno-progress-meter\nmax-time = 120\n";
 
 /// The place.
 pub struct Place {
+    // Ended before its folder goes.
+    server: Option<Server>,
     folder: tempfile::TempDir,
     port: u16,
-    server: Option<Server>,
     blocks: usize,
 }
 
@@ -50,8 +51,9 @@ struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // All of its group, whatever it has started.
-        let _ = Command::new("kill").args(["-KILL", "--", &format!("-{}", self.child.id())]).status();
+        // All of its group, whatever it has started; a group that has ended is none any more.
+        let group = format!("-{}", self.child.id());
+        let _ = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status();
         let _ = self.child.wait();
     }
 }
@@ -74,7 +76,7 @@ impl Place {
         }
         // Free when it was asked for; a server that finds it taken says so and fails the test.
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        Place { folder, port, server: None, blocks: 0 }
+        Place { server: None, folder, port, blocks: 0 }
     }
 
     /// A program that runs `text` with this place's port in place of 8000, and the file with what it prints.
