@@ -42,6 +42,8 @@ pub fn run(args: &[String]) -> Result<(), Failure> {
         clients(&python, &folder)?;
         // The package of V4's tokenizer is among the requirements; with it the tests compare real token ids.
         tests.env("LONGWAVE_V4_TOKENIZER", real_tokenizer(&python)?);
+        // The manual has blocks of Python.
+        tests.env("LONGWAVE_CLIENTS_PYTHON", &python);
         title("explorer");
         explorer(&root().join("tests/explorer"))?;
     }

@@ -104,6 +104,7 @@ pub(crate) const FIELDS: &[Field] = &[
         "none switches thinking off.",
     ),
     field("reasoning", TALK, OBJECT, "effort and enabled."),
+    field("include_reasoning", &[Chat], FLAG, "false leaves the thought out of the answer."),
     field("chat_template_kwargs", TALK, OBJECT, "thinking, enable_thinking, reasoning_effort."),
     field(
         "response_format",

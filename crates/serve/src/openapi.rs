@@ -8,6 +8,9 @@ use serde_json::{Map, Value, json};
 use crate::controls::Protocol;
 use crate::fields::FIELDS;
 
+#[cfg(test)]
+mod reference;
+
 /// Method, path, what it does, the body.
 type Route = (&'static str, &'static str, &'static str, Body);
 

@@ -18,6 +18,7 @@ mod grammar;
 mod guarded;
 mod killed;
 mod leaving;
+mod manual;
 mod program;
 mod stopping;
 mod talk;
