@@ -6,6 +6,7 @@
 pub mod cuda_toolkit;
 pub mod fuzz;
 pub mod golden;
+pub mod performance;
 mod process;
 pub mod test;
 pub mod tidy;

@@ -11,6 +11,7 @@ cargo xtask NAME
   tidy                 the rules of the source tree (also part of the tests)
   cuda-toolkit         nvcc from PyPI into target/cuda; then a build compiles the GPU kernels
   fuzz TARGET [SECONDS]  the stream parser (reply) or request bodies (requests), with coverage feedback
+  performance          docs/performance.md from bench/results
   golden [ARGS]        vectors from transformers, compared with testdata/golden (tools/golden/README.md)
 ";
 
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         "cuda-toolkit" => xtask::cuda_toolkit::run(),
         "fuzz" => xtask::fuzz::run(rest),
         "golden" => xtask::golden::run(rest),
+        "performance" => xtask::performance::run(),
         "help" | "--help" | "-h" => {
             print!("{HELP}");
             return ExitCode::SUCCESS;
