@@ -34,7 +34,7 @@ pub struct Args {
     /// Memory of one GPU, for example 141G: says how many such requests fit.
     #[arg(long, value_name = "SIZE", value_parser = units::bytes)]
     gpu_memory: Option<u64>,
-    /// GPUs of that size.
+    /// GPUs of that size that share the model.
     #[arg(long, default_value_t = 1, requires = "gpu_memory", value_parser = clap::value_parser!(u32).range(1..=1024))]
     gpus: u32,
     /// Percent of a GPU that scratch and the driver keep.
@@ -114,15 +114,14 @@ fn fit_text(out: &mut String, memory: &Memory, fit: &Fit) {
     line(
         out,
         format_args!(
-            "\n{} x {}: {} kept, {} of weights, {} for the cache of each\n  {} requests of {} tokens on each, {} in all",
+            "\n{} x {}: {} kept, {} of weights, {} for the cache, which each has whole\n  {} requests of {} tokens",
             fit.gpus,
             short(fit.gpu_bytes),
             short(fit.kept_bytes),
             short(fit.weights_bytes),
             short(fit.cache_bytes),
-            grouped(fit.requests_per_gpu),
-            grouped(memory.context.into()),
-            grouped(fit.requests)
+            grouped(fit.requests),
+            grouped(memory.context.into())
         ),
     );
 }

@@ -11,7 +11,7 @@ use longwave_cpu::backend::{CpuBackend, CpuOptions};
 use longwave_cpu::forward::Model;
 use longwave_cpu::numerics::Profile;
 use longwave_cuda::backend::{CudaBackend, CudaOptions, Load, OpenError};
-use longwave_cuda::driver::Missing;
+use longwave_cuda::driver::{Missing, probe};
 use longwave_cuda::fit;
 use longwave_engine::engine::EngineOptions;
 use longwave_engine::handle::{self, EngineHandle};
@@ -330,7 +330,8 @@ pub fn on_gpu(args: &ModelArgs, config: &ModelConfig) -> Result<bool> {
         BackendName::Auto => match fit::fits(config, &options()?) {
             Ok(()) => Ok(true),
             // Nobody expects a GPU here.
-            Err(OpenError::Missing(Missing::Driver) | OpenError::NoKernels) => Ok(false),
+            Err(OpenError::Missing(Missing::Driver)) => Ok(false),
+            Err(OpenError::NoKernels) if probe().is_err() => Ok(false),
             Err(reason) => {
                 tracing::warn!("on the CPU: {reason}");
                 Ok(false)

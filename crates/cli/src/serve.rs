@@ -125,7 +125,7 @@ impl VllmFlags {
             notes.push("--trust-remote-code is not needed: Longwave never runs code from a checkpoint");
         }
         if self.enable_expert_parallel || self.gpu_memory_utilization.is_some() {
-            notes.push("--enable-expert-parallel and --gpu-memory-utilization have no effect on a CPU");
+            notes.push("--enable-expert-parallel and --gpu-memory-utilization have no effect: experts are spread by rank, and --kv-cache-memory-bytes bounds the cache");
         }
         if self.enable_auto_tool_choice {
             notes.push("--enable-auto-tool-choice is always on: tool calls are parsed whenever a request has tools");

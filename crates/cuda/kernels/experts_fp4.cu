@@ -1,8 +1,8 @@
 // architectures: 90a 100a
 // y = W_e x for a few rows per expert: W e2m1, packed [experts, rows, cols / 2], with one ue8m0 scale per 32 columns
 // [experts, rows, cols / 32], both in the order of common/experts.cuh; x e4m3 [inputs, cols] with a float scale per 128
-// columns. A group is up to eight rows (64 for the kernels called many, 32 for each z of the grid) of one expert, or none: {expert, first pair, pairs}; pair p reads input inputs[p]
-// (p where inputs is null) and writes y [pairs, rows] float. experts_fp4.md has floor, design and measured steps.
+// columns. A group is up to eight rows (64 for the kernels called many, 32 for each z of the grid) of one expert, or none:
+// {expert, first pair, pairs}; pair p reads input inputs[p] (p where inputs is null) and writes y [pairs, rows] float. experts_fp4.md has floor, design and measured steps.
 //
 // A row's column blocks are summed in SPLIT parts: part p has the blocks p, p + SPLIT, ..., and the parts are added in
 // order. For eight rows SPLIT warps share sixteen weight rows and have a part each; for 32 a warp visits all parts. Sums
@@ -342,7 +342,7 @@ __device__ __forceinline__ void many_of(const uint8_t* __restrict__ w, const uin
         cols % (BLOCK * split * AHEAD) == 0 ? experts<split, true>(o, sums) : experts<split, false>(o, sums);            \
     }
 
-// Grid: twice as many blocks as multiprocessors, 256 threads. Dynamic shared memory: 16 cols + cols / 4 bytes. With 4 parts from
+// Grid: as many blocks as the multiprocessors hold at once, at most two each, 256 threads. Dynamic shared memory: 16 cols + cols / 4 bytes. With 4 parts from
 // 4096 columns on, and 2 for fewer.
 ENTRY(4)
 ENTRY(2)

@@ -174,7 +174,7 @@ __device__ __forceinline__ void scores(const uint16_t* __restrict__ q, const flo
     __shared__ unsigned cursor;
     const unsigned token = blockIdx.y, thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const BatchRow row = rows[token];
-    const unsigned visible = row.seat == longwave::UNMAPPED ? 0 : (row.position + 1) / 4;
+    const unsigned visible = row.visible_c4();
     if (visible <= k) {
         return;
     }
@@ -246,7 +246,7 @@ index_merge(const BatchRow* __restrict__ rows, const Ranked* __restrict__ found,
     if (row.seat == longwave::UNMAPPED) {
         return;
     }
-    const unsigned visible = (row.position + 1) / 4;
+    const unsigned visible = row.visible_c4();
     unsigned* const out = picks + size_t(token) * k;
     if (thread == 0) {
         picked[token] = min(visible, k);

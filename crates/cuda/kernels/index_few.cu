@@ -22,17 +22,13 @@ constexpr unsigned SCORERS = 128, PICKERS = 1024, EACH = 16;
 // Entries of a group, of which the largest score is stored.
 constexpr unsigned GROUP = 16;
 
-__device__ __forceinline__ unsigned visible_to(const BatchRow& row) {
-    return row.seat == longwave::UNMAPPED ? 0 : (row.position + 1) / 4;
-}
-
 template <Format FORMAT>
 __device__ __forceinline__ void score_row(const uint16_t* q, const float* weights, const BatchRow* rows, const Pages& keys,
                                           uint32_t* scores, uint32_t* largest, unsigned stride, unsigned heads, unsigned k) {
     __shared__ __align__(16) longwave::ScoreQueries own;
     const unsigned token = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const BatchRow row = rows[token];
-    const unsigned visible = visible_to(row), start = blockIdx.x * SCORERS;
+    const unsigned visible = row.visible_c4(), start = blockIdx.x * SCORERS;
     if (visible <= k || start >= visible) {
         return;
     }
@@ -165,7 +161,7 @@ index_pick(const BatchRow* rows, const uint32_t* scores, const uint32_t* largest
     if (row.seat == longwave::UNMAPPED) {
         return;
     }
-    const unsigned visible = visible_to(row);
+    const unsigned visible = row.visible_c4();
     unsigned* const out = picks + size_t(token) * k;
     if (thread == 0) {
         picked[token] = min(visible, k);

@@ -41,7 +41,6 @@ __device__ __forceinline__ float2 updated(const float* mix, unsigned stream, flo
 template <bool AFTER>
 __device__ __forceinline__ void dots(uint32_t* streams, const uint32_t* y, const float2* wide_y, const float* mix,
                                      const float2* fn, float* partial, unsigned width, unsigned tokens) {
-    longwave::start_next();
     const unsigned half = width / 2, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const unsigned stream = threadIdx.x / (COLUMNS / 2), column = blockIdx.x * (COLUMNS / 2) + threadIdx.x % (COLUMNS / 2);
     const unsigned at = stream * half + column;
@@ -123,6 +122,7 @@ __device__ __forceinline__ void normalise(float (&c)[16], float eps) {
 // Grid (width / COLUMNS, at most tokens), 256 threads; partial [tokens, blocks, PARTIAL].
 extern "C" __global__ void __launch_bounds__(256)
 mhc_dots(uint32_t* streams, const float2* fn, float* partial, unsigned width, unsigned tokens) {
+    longwave::start_next();
     dots<false>(streams, nullptr, nullptr, nullptr, fn, partial, width, tokens);
 }
 
@@ -131,6 +131,7 @@ mhc_dots(uint32_t* streams, const float2* fn, float* partial, unsigned width, un
 extern "C" __global__ void __launch_bounds__(256)
 mhc_post_dots(uint32_t* streams, const uint32_t* y, const float2* wide_y, const float* mix, const float2* fn, float* partial,
               unsigned width, unsigned tokens) {
+    longwave::start_next();
     dots<true>(streams, y, wide_y, mix, fn, partial, width, tokens);
 }
 

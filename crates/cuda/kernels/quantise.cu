@@ -21,14 +21,3 @@ quantise(const float4* __restrict__ x, uint32_t* __restrict__ codes, float* __re
     const float c = longwave::round_bf16(v.z), d = longwave::round_bf16(v.w);
     codes[group * 32 + lane] = longwave::quantise_group(a, b, c, d, scales + group);
 }
-
-// n is a multiple of four.
-extern "C" __global__ void __launch_bounds__(256)
-round_to_bf16(const float4* __restrict__ x, uint2* __restrict__ out, unsigned long long quads) {
-    longwave::overlap();
-    const unsigned long long i = blockIdx.x * 256ull + threadIdx.x;
-    if (i < quads) {
-        const float4 v = x[i];
-        out[i] = make_uint2(longwave::narrow(v.x, v.y), longwave::narrow(v.z, v.w));
-    }
-}

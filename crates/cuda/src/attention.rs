@@ -1,12 +1,12 @@
 //! Attention of a block (model.md 6): projections, window rows, compressed entries, index selection, the core, output.
 //!
-//! In layers with compressed entries a second stream works beside the step's own: the indexer with its keys in c4 layers,
-//! the compressor in c128 layers. What both read is there before they part, and they write different buffers.
+//! In layers with compressed entries a second stream works beside the step's own (`beside.rs`): the indexer with its keys in c4
+//! layers, the compressor in c128 layers.
 
 use longwave_model::config::LayerKind;
 use longwave_model::geometry::CacheKind;
 
-use crate::driver::{Context, DeviceSlice, DriverError, Event, Stream};
+use crate::driver::{DeviceSlice, DriverError, Stream};
 use crate::forward::{Lists, Model};
 use crate::ops::Pages;
 use crate::ops::attend::{Attention as Core, Entries};
@@ -16,21 +16,6 @@ use crate::ops::keys::{Gather, Heads, Projected};
 use crate::ops::mhc::Output;
 use crate::scratch::most_entries;
 use crate::weights::{Attention, Compressor, Indexer};
-
-/// A second stream, and the places where the two part and meet.
-pub(crate) struct Beside {
-    stream: Stream,
-    parted: Event,
-    met: Event,
-}
-
-impl Beside {
-    /// A stream on the GPU of `context`.
-    pub fn new(context: &Context) -> Result<Beside, DriverError> {
-        let (parted, met) = (Event::new(context)?, Event::new(context)?);
-        Ok(Beside { stream: Stream::new(context)?, parted, met })
-    }
-}
 
 impl Model {
     /// Products with `wq_a` and `wkv` of `input`; query latents to `q_low`, window rows to the cache and to the step's own
@@ -137,36 +122,12 @@ impl Model {
         self.fp8(stream, &a.wo_b, 1, &s.o_low, &s.product, t)?;
         self.mark(stream, "wo_b")?;
         match &self.reduce {
-            Some(_) => {
-                self.sum(stream, t)?;
+            Some(reduce) => {
+                self.sum(stream, reduce, t)?;
                 Ok(Output::Rounded(s.output.address()))
             }
             None => Ok(Output::Wide(s.product.address())),
         }
-    }
-
-    /// The second stream, if there is `work` for it and while no timer needs all work in one.
-    fn beside(&self, work: bool) -> Option<&Beside> {
-        self.beside.as_ref().filter(|_| work && self.timers.is_none())
-    }
-
-    /// Lets `work` run beside what comes next in `stream` if it `may`, or in it.
-    pub(crate) fn part(
-        &self,
-        stream: &Stream,
-        may: bool,
-        work: impl FnOnce(&Stream) -> Result<(), DriverError>,
-    ) -> Result<(), DriverError> {
-        let Some(beside) = self.beside(may) else { return work(stream) };
-        beside.parted.record(stream)?;
-        beside.stream.wait(&beside.parted)?;
-        work(&beside.stream)?;
-        beside.met.record(&beside.stream)
-    }
-
-    /// Waits for what ran beside, if it `may`.
-    pub(crate) fn meet(&self, stream: &Stream, may: bool) -> Result<(), DriverError> {
-        self.beside(may).map_or(Ok(()), |beside| stream.wait(&beside.met))
     }
 
     /// Where a compressor puts the entries of groups that end, and the state of open ones (model.md 6.4).

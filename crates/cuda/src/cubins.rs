@@ -46,6 +46,12 @@ mod tests {
             if path.extension().is_none_or(|ending| ending != "cu") || path.ends_with("roofs.cu") {
                 continue;
             }
+            let waiting: Vec<&str> = text
+                .split("__forceinline__ void ")
+                .skip(1)
+                .filter(|function| function.split("\n}\n").next().unwrap_or("").contains("longwave::wait_before();"))
+                .filter_map(|function| function.split('(').next())
+                .collect();
             for kernel in text.split("extern \"C\" __global__").skip(1) {
                 let body =
                     kernel.split_once('{').map_or("", |(_, body)| body).trim_start_matches([' ', '\\', '\n', '/']);
@@ -53,12 +59,17 @@ mod tests {
                 let first =
                     ["overlap();", "start_next();", "wait_before();"].iter().position(|call| body.starts_with(call));
                 assert!(first.is_some(), "{}: {}", path.display(), &body[..body.len().min(60)]);
-                // Who only lets the next one begin waits further on: itself, or in the function that it calls.
-                let rest = body.trim_start_matches(|c: char| c != ';').trim_start_matches([';', ' ', '\\', '\n']);
-                let function = rest.split(['<', '(']).next().unwrap_or("");
-                let called = text.split_once(&format!("void {function}(")).map_or(rest, |(_, definition)| definition);
-                let waits = called.split("\n}\n").next().is_some_and(|code| code.contains("longwave::wait_before();"));
-                assert!(first != Some(1) || waits, "{}: {function} does not wait", path.display());
+                // Who only lets the next one begin waits further on: itself, or in a function that it calls.
+                let body = body.split("\n}\n").next().and_then(|code| code.split("    }\n\n").next()).unwrap_or("");
+                let called =
+                    waiting.iter().any(|name| body.contains(&format!("{name}<")) || body.contains(&format!("{name}(")));
+                let waits = called || body.contains("longwave::wait_before();");
+                assert!(
+                    first != Some(1) || waits,
+                    "{}: does not wait: {}",
+                    path.display(),
+                    &body[..body.len().min(200)]
+                );
                 kernels += 1;
             }
         }

@@ -7,7 +7,7 @@
 use longwave_model::ModelConfig;
 use longwave_model::geometry::CacheKind;
 
-use crate::attention::Beside;
+use crate::beside::Beside;
 use crate::driver::{Context, DeviceSlice, DriverError, Stream};
 use crate::loader::{Plain, Scaled};
 use crate::ops::Pages;
@@ -328,19 +328,10 @@ impl Model {
     }
 
     /// From `product` to `output`, added up over ranks and rounded.
-    pub(crate) fn sum(&self, stream: &Stream, t: u32) -> Result<(), DriverError> {
+    pub(crate) fn sum(&self, stream: &Stream, reduce: &Reduce, t: u32) -> Result<(), DriverError> {
         let (part, out) = (self.scratch.product.address(), self.scratch.output.address());
-        let len = u64::from(t) * self.config.hidden_size as u64;
-        match &self.reduce {
-            Some(reduce) => {
-                reduce.sum(stream, part, out, len)?;
-                self.mark(stream, "sum over ranks")
-            }
-            None => {
-                self.ops.quantise.round(stream, part, out, len)?;
-                self.mark(stream, "quantise")
-            }
-        }
+        reduce.sum(stream, part, out, u64::from(t) * self.config.hidden_size as u64)?;
+        self.mark(stream, "sum over ranks")
     }
 
     /// Experts (model.md 7), from `normed` and `input` to `output`.
@@ -363,7 +354,10 @@ impl Model {
         let batch = ExpertBatch {
             x: s.input.codes.address(),
             x_scales: s.input.scales.address(),
-            out: if share.is_part() { Sum::Part(s.product.address()) } else { Sum::Whole(s.output.address()) },
+            out: match self.reduce {
+                Some(_) => Sum::Part(s.product.address()),
+                None => Sum::Whole(s.output.address()),
+            },
             scratch: s.experts.address(),
         };
         let may = t <= BESIDE;
@@ -384,6 +378,6 @@ impl Model {
         self.meet(stream, may)?;
         self.ops.experts.combine(stream, &shape, &weights, &routing, &batch)?;
         self.mark(stream, "routed experts")?;
-        if share.is_part() { self.sum(stream, t) } else { Ok(()) }
+        self.reduce.as_ref().map_or(Ok(()), |reduce| self.sum(stream, reduce, t))
     }
 }

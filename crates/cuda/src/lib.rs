@@ -7,6 +7,7 @@
 mod attention;
 pub mod backend;
 pub mod batch;
+mod beside;
 pub mod choices;
 pub mod cubins;
 pub mod drafts;

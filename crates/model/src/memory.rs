@@ -147,7 +147,7 @@ pub struct LayerLine {
     pub bytes: [u64; 4],
 }
 
-/// How many requests of one context a set of equal GPUs holds.
+/// How many requests of one context equal GPUs hold that share a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Fit {
     /// GPUs.
@@ -160,9 +160,7 @@ pub struct Fit {
     pub weights_bytes: u64,
     /// Bytes of one GPU for the cache; 0 when the weights do not fit.
     pub cache_bytes: u64,
-    /// Requests on one GPU, each with its whole cache there.
-    pub requests_per_gpu: u64,
-    /// Requests on all.
+    /// Requests: each GPU has the whole cache of all of them.
     pub requests: u64,
 }
 
@@ -211,15 +209,14 @@ impl Memory {
         }
     }
 
-    /// How many requests of this context fit: weights are spread evenly over the GPUs, a request's cache lies on one of
-    /// them, and `kept_percent` of each GPU (at most 100) is kept for scratch and the driver.
+    /// How many requests of this context fit: weights are spread evenly over the GPUs, each has the whole cache of every
+    /// request (the cache has one head, which cannot be split), and `kept_percent` of each GPU (at most 100) is kept for scratch and the driver.
     pub fn fit(&self, gpus: u32, gpu_bytes: u64, kept_percent: u32) -> Fit {
         let kept_bytes = (u128::from(gpu_bytes) * u128::from(kept_percent.min(100)) / 100) as u64;
         let weights_bytes = self.weights.bytes.div_ceil(u64::from(gpus.max(1)));
         let cache_bytes = gpu_bytes.saturating_sub(kept_bytes).saturating_sub(weights_bytes);
-        let requests_per_gpu = cache_bytes / self.allocated.total_bytes_with_drafts.max(1);
-        let requests = requests_per_gpu * u64::from(gpus);
-        Fit { gpus, gpu_bytes, kept_bytes, weights_bytes, cache_bytes, requests_per_gpu, requests }
+        let requests = cache_bytes / self.allocated.total_bytes_with_drafts.max(1);
+        Fit { gpus, gpu_bytes, kept_bytes, weights_bytes, cache_bytes, requests }
     }
 }
 
@@ -381,9 +378,9 @@ mod tests {
         let fit = m.fit(2, 141 << 30, 10);
         assert_eq!(fit.weights_bytes, m.weights.bytes.div_ceil(2));
         assert_eq!(fit.cache_bytes, (141 << 30) - fit.kept_bytes - fit.weights_bytes);
-        assert!(fit.requests_per_gpu * m.allocated.total_bytes_with_drafts <= fit.cache_bytes);
-        assert!((fit.requests_per_gpu + 1) * m.allocated.total_bytes_with_drafts > fit.cache_bytes);
-        assert_eq!(fit.requests, 2 * fit.requests_per_gpu);
+        // Another GPU adds what it takes off the weights of each, and no second room for caches.
+        assert!(fit.requests * m.allocated.total_bytes_with_drafts <= fit.cache_bytes);
+        assert!((fit.requests + 1) * m.allocated.total_bytes_with_drafts > fit.cache_bytes);
         // Weights that do not fit leave nothing.
         assert_eq!((m.fit(1, 141 << 30, 10).cache_bytes, m.fit(1, 141 << 30, 10).requests), (0, 0));
     }

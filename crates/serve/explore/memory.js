@@ -100,10 +100,10 @@ export function memory(main, mode) {
       h("tr", { class: "sum" }, h("th", { scope: "row" }, "Sum"), h("td"), h("td"), h("td"), h("td", {}, value("allocated", allocated.total_bytes, bytes(allocated.total_bytes)))))));
     const room = numbers.fit;
     fit.replaceChildren(h("dl", { class: "facts" },
-      fact("Requests of this context", value("fit", room.requests, grouped(room.requests)), room.cache_bytes > 0 ? `${grouped(room.requests_per_gpu)} on each GPU` : "the weights do not fit"),
+      fact("Requests of this context", value("fit", room.requests, grouped(room.requests)), room.cache_bytes > 0 ? "each GPU has the whole cache of all" : "the weights do not fit"),
       fact("Weights on each GPU", bytes(room.weights_bytes), `of ${grouped(room.gpu_bytes / 1e9)} GB`),
       fact("Cache on each GPU", value("fit-cache", room.cache_bytes, bytes(room.cache_bytes)), `${bytes(room.kept_bytes)} kept for scratch`)),
-    h("p", { class: "note", style: "margin-top: 16px" }, "Weights are spread evenly, the cache of a request lies on one GPU, 10 % of each is kept for scratch and the driver, and seven drafts may be in flight. Arithmetic, not a measurement."));
+    h("p", { class: "note", style: "margin-top: 16px" }, "Weights are spread evenly, each GPU has the whole cache of every request, 10 % of each is kept for scratch and the driver, and seven drafts may be in flight. Arithmetic, not a measurement."));
     perLayer.replaceChildren(layerBars(numbers.layers, Math.max(280, perLayer.clientWidth)));
     growth.replaceChildren(curve(rows, numbers, Math.max(280, growth.clientWidth)));
   }

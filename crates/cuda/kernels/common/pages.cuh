@@ -25,6 +25,11 @@ struct Pages {
 
 struct BatchRow {
     unsigned seat, position, start, start_row;
+
+    // Entries of a c4 layer that it sees; a padded row none.
+    __device__ __forceinline__ unsigned visible_c4() const {
+        return seat == UNMAPPED ? 0 : (position + 1) / 4;
+    }
 };
 
 }  // namespace longwave

@@ -14,6 +14,8 @@ const MOST_COLS: u32 = 8192;
 pub const BESIDE: u32 = 64;
 /// Pairs per expert on average from which on `wide` is faster than `many`.
 const WIDE_PAIRS: u32 = 24;
+/// Shared memory of a multiprocessor (Hopper and Blackwell).
+const MULTIPROCESSOR_BYTES: u32 = 228 * 1024;
 /// Shared memory of a block of `wide`: four stages of halves and four of codes of 64 pairs, with scales, sums of 192 rows,
 /// barriers.
 const WIDE_BYTES: u32 = 4 * 64 * 260 + 4 * 64 * 132 + 192 * 64 * 4 + 64;
@@ -201,7 +203,8 @@ impl Experts {
         let narrow = usize::from(p.cols < 4096);
         let counted = [&arguments[..], &[p.group_count.into()]].concat();
         if p.group == GROUPS[0] {
-            let grid = Grid { shared_bytes: shared_bytes(p.cols), ..Grid::new(2 * self.multiprocessors, 256) };
+            let blocks = resident(p.cols) * self.multiprocessors;
+            let grid = Grid { shared_bytes: shared_bytes(p.cols), ..Grid::new(blocks, 256) };
             stream.launch(&self.few[narrow], grid, &counted)
         } else if let Some(wide) = self.wide.as_ref().filter(|_| p.pairs >= WIDE_PAIRS * p.experts) {
             let grid = Grid { shared_bytes: WIDE_BYTES, ..Grid::new(self.multiprocessors, 512) };
@@ -354,6 +357,12 @@ impl Experts {
 /// Room for eight widened inputs and their scales.
 fn shared_bytes(cols: u32) -> u32 {
     16 * cols + cols / 4
+}
+
+/// Blocks for few pairs that a multiprocessor holds: as many as its registers allow, or its shared memory, of which a block has
+/// the sums of two tiles and a kilobyte besides.
+fn resident(cols: u32) -> u32 {
+    (MULTIPROCESSOR_BYTES / (shared_bytes(cols) + 8704 + 1024)).clamp(1, 2)
 }
 
 /// Room for sixteen rows of codes and scales.

@@ -210,10 +210,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scratch_holds_the_candidates_of_every_number_of_rows() {
-        for tokens in 1..=2000 {
-            let candidates = u64::from(tokens) * u64::from(segments(tokens, 512));
-            assert!(candidates * (512 * 8 + 4) <= scratch_bytes(2000, 512, 1 << 18), "{tokens}");
+    fn scratch_holds_the_candidates_of_every_number_of_rows_and_the_scores_of_few() {
+        for k in [512, 1024] {
+            for tokens in 1..=2000 {
+                let candidates = u64::from(tokens) * u64::from(segments(tokens, k));
+                assert!(candidates * (u64::from(k) * 8 + 4) <= scratch_bytes(2000, k, 0), "{tokens} {k}");
+            }
+        }
+        for most in [1, 31, 33, 40_000, FEW_KEYS] {
+            let (rows, stride) = (u64::from(FEW), u64::from(stride(most)));
+            assert!(stride >= u64::from(most) && stride.is_multiple_of(32));
+            assert!(4 * rows * (stride + stride / 16) <= scratch_bytes(2000, 512, most), "{most}");
         }
     }
 }

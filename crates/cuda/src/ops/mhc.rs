@@ -58,7 +58,7 @@ pub struct MhcBatch {
     pub streams: u64,
     /// Scratch, [`MhcShape::scratch_bytes`] of it.
     pub partial: u64,
-    /// float `[tokens, 20]`, from `before` to `after`.
+    /// float `[tokens, 20]`, from `before` to `next` or `after`.
     pub mix: u64,
     /// The sublayer's input, bf16 `[tokens, width]`.
     pub normed: u64,

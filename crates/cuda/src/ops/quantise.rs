@@ -1,19 +1,18 @@
-//! Roundings between steps: float to bf16, and to e4m3 with a scale per 128 values.
-//! Assumes sizes that are multiples of 4, and of 128 for e4m3.
+//! Rounding between products: float to bf16 and to e4m3 with a scale per 128 values.
+//! Assumes sizes that are multiples of 128.
 
 use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream};
 
 /// The kernels.
 pub struct Quantise {
     groups: Kernel,
-    round: Kernel,
 }
 
 impl Quantise {
     /// Loads the kernels.
     pub fn new(context: &Context) -> Result<Quantise, DriverError> {
         let module = Module::load(context, "quantise")?;
-        Ok(Quantise { groups: module.kernel("quantise", 0)?, round: module.kernel("round_to_bf16", 0)? })
+        Ok(Quantise { groups: module.kernel("quantise", 0)? })
     }
 
     /// `len` floats at `x`, rounded to bf16 and then to e4m3 at `codes`, with float scales `[len / 128]` at `scales`.
@@ -25,15 +24,5 @@ impl Quantise {
         let [x, codes, scales] = [x, codes, scales].map(Argument::Pointer);
         let grid = Grid::new((len / 128).div_ceil(8) as u32, 256);
         stream.launch(&self.groups, grid, &[x, codes, scales, Argument::U64(len / 128)])
-    }
-
-    /// `len` floats at `x` as bf16 at `out`.
-    pub fn round(&self, stream: &Stream, x: u64, out: u64, len: u64) -> Result<(), DriverError> {
-        assert!(len.is_multiple_of(4), "fours, not {len} values");
-        if len == 0 {
-            return Ok(());
-        }
-        let grid = Grid::new((len / 4).div_ceil(256) as u32, 256);
-        stream.launch(&self.round, grid, &[Argument::Pointer(x), Argument::Pointer(out), Argument::U64(len / 4)])
     }
 }

@@ -222,7 +222,9 @@ fn check(rig: &mut Rig, fresh: &mut Fresh, format: MainFormat, case: &Case) {
         "attend {format:?} {heads} heads, ratio {ratio}, {t} rows up to {}: bf16 {worst:.1e} (position {worst_at}), e4m3 {worst_codes:.1e}",
         case.end
     );
-    assert!(worst < 5e-3 && worst_codes < 4e-2, "{format:?} {heads} {ratio}: {worst} {worst_codes}");
+    // A value near the middle between two e4m3 values goes to either side; of few heads a row has few values to even that out.
+    let most_codes = if heads < 16 { 4e-2 } else { 2e-2 };
+    assert!(worst < 5e-3 && worst_codes < most_codes, "{format:?} {heads} {ratio}: {worst} {worst_codes}");
 
     // Some rows without the others: other kernels and grids, the same bits. A padded job beside them.
     for some in [vec![0], vec![t / 2], vec![t - 1], (0..t.min(6)).collect()] {

@@ -98,11 +98,11 @@ fn select(
     keys: &OnGpu,
     heads: usize,
     k: usize,
+    most: u32,
 ) -> Picks {
     let tokens = rows.len();
     let (picks, counts) = (rig.poisoned::<u32>(tokens * k), rig.poisoned::<u32>(tokens));
     let q: Vec<u16> = q.iter().map(|v| bf16_bits(*v)).collect();
-    let most = rows.iter().map(|row| (row.position + 1) / 4).max().unwrap();
     let selection = Selection {
         queries: rig.put(&q).address(),
         weights: rig.put(g).address(),
@@ -172,7 +172,8 @@ fn picks_are_those_of_the_cpu_ties_included() {
         let q = whole(&mut fresh, tokens * heads * 128, 1.0);
         let g: Vec<f32> = whole(&mut fresh, tokens * heads, 2.0).iter().map(|v| v * 0.25).collect();
         let d_keys = paged.put(&mut rig);
-        let ours = select(&mut rig, &index, &q, &g, &rows, &d_keys, heads, k);
+        let most = count as u32;
+        let ours = select(&mut rig, &index, &q, &g, &rows, &d_keys, heads, k, most);
         for (t, at) in rows.iter().enumerate() {
             let mut want = vec![u32::MAX; k];
             let mut want_count = u32::MAX;
@@ -187,18 +188,24 @@ fn picks_are_those_of_the_cpu_ties_included() {
             assert_eq!(ours.counts[t], want_count, "{name}");
             assert_same(&name, &ours.picks[t * k..][..k], &want);
         }
-        // Beside many rows a row is one segment; alone it is many.
+        // Few rows are scored as a whole; of more, some have several segments each, and beside many a row has one. A row that may
+        // see more keys than few rows have room for is many segments.
         let last = tokens - 3;
-        let many: Vec<BatchRow> = (0..300).map(|_| rows[last]).collect();
         let (q1, g1) = (&q[last * heads * 128..][..heads * 128], &g[last * heads..][..heads]);
-        let wide_batch = select(&mut rig, &index, &q1.repeat(300), &g1.repeat(300), &many, &d_keys, heads, k);
-        let alone = select(&mut rig, &index, q1, g1, &rows[last..=last], &d_keys, heads, k);
         let name = format!("{format:?} {heads} heads, {k} of {count}");
-        assert_same(&format!("{name}, alone"), &alone.picks, &ours.picks[last * k..][..k]);
-        for t in [0, 150, 299] {
-            assert_same(&format!("{name}, row {t} of 300"), &wide_batch.picks[t * k..][..k], &alone.picks);
+        for (copies, most) in
+            [(1usize, most), (1, (1 << 18) + 1), (3, (1 << 18) + 1), (20, most), (130, most), (300, most)]
+        {
+            let many = vec![rows[last]; copies];
+            let all = select(&mut rig, &index, &q1.repeat(copies), &g1.repeat(copies), &many, &d_keys, heads, k, most);
+            for t in [0, copies / 2, copies - 1] {
+                let name = format!("{name}, row {t} of {copies} that see at most {most}");
+                assert_same(&name, &all.picks[t * k..][..k], &ours.picks[last * k..][..k]);
+            }
         }
-        println!("index {name}: the same picks alone, in {tokens} and in 300 rows");
+        println!(
+            "index {name}: the same picks alone, in {tokens}, in 20, in 130 and in 300 rows, however many segments"
+        );
         rig.arena.reset();
     }
 }
@@ -218,7 +225,7 @@ fn picks_of_real_scores_differ_only_among_nearly_equal_ones_and_are_measured() {
         q.chunks_mut(128).for_each(|q| round_index(format, q));
         round_slice(&mut q);
         let g: Vec<f32> = fresh.floats(tokens * heads).iter().map(|v| v * weight_scale(heads, 128)).collect();
-        let ours = select(&mut rig, &index, &q, &g, &rows, &d_keys, heads, k);
+        let ours = select(&mut rig, &index, &q, &g, &rows, &d_keys, heads, k, count as u32);
         let (mut others, mut gap) = (0, 0.0f32);
         for (t, at) in rows.iter().enumerate() {
             let visible = ((at.position + 1) / 4) as usize;
@@ -241,6 +248,7 @@ fn picks_of_real_scores_differ_only_among_nearly_equal_ones_and_are_measured() {
                 &d_keys,
                 heads,
                 k,
+                count as u32,
             );
             assert_same(&format!("{format:?}: row {t} alone"), &alone.picks, picked);
         }

@@ -2,7 +2,7 @@
 
 use longwave_cpu::numerics::{fake_fp8_group, round_slice};
 use longwave_cuda::ops::quantise::Quantise;
-use longwave_model::formats::{bf16_value, e4m3};
+use longwave_model::formats::e4m3;
 
 use crate::rig::{Fresh, first_difference, rig};
 
@@ -18,13 +18,9 @@ fn roundings_have_the_bits_of_the_cpu() {
         x[..64].fill(0.0);
         let dx = rig.put(&x);
         let (codes, scales) = (rig.poisoned::<u8>(len), rig.poisoned::<f32>(len / 128));
-        let rounded = rig.poisoned::<u16>(len);
         let [from, to, to_scales] = [dx.address(), codes.address(), scales.address()];
         quantise.quantise(&rig.stream, from, to, to_scales, len as u64).unwrap();
-        quantise.round(&rig.stream, from, rounded.address(), len as u64).unwrap();
         round_slice(&mut x);
-        let rounded: Vec<f32> = rounded.read(&rig.stream).unwrap().into_iter().map(bf16_value).collect();
-        assert_eq!(first_difference(&rounded, &x), None);
         x.chunks_mut(128).for_each(fake_fp8_group);
         let (codes, scales) = (codes.read(&rig.stream).unwrap(), scales.read(&rig.stream).unwrap());
         let ours: Vec<f32> = codes.iter().enumerate().map(|(i, &c)| e4m3::decode(c) * scales[i / 128]).collect();
