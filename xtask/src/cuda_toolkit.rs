@@ -5,6 +5,7 @@
 //! fetched and 271 MB unpacked. NVIDIA's licence allows to use it, not to pass it on: nothing of it is committed.
 
 use std::process::Command;
+use std::time::SystemTime;
 
 use crate::process::run as run_command;
 use crate::{Failure, root};
@@ -32,5 +33,9 @@ pub fn run() -> Result<(), Failure> {
     let pip =
         ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", "--upgrade", "--target"];
     run_command(Command::new(tools.join("bin/python")).args(pip).arg(&folder).args(PACKAGES))?;
-    std::fs::write(&stamp, wanted).map_err(|error| format!("cannot write {}: {error}", stamp.display()))
+    std::fs::write(&stamp, wanted).map_err(|error| format!("cannot write {}: {error}", stamp.display()))?;
+    // A build that found no nvcc does not watch for one: this lets the next one look again.
+    let build = root().join("crates/cuda/build.rs");
+    let touched = std::fs::File::options().append(true).open(&build).and_then(|f| f.set_modified(SystemTime::now()));
+    touched.map_err(|error| format!("cannot touch {}: {error}", build.display()))
 }

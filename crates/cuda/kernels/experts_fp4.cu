@@ -2,7 +2,8 @@
 // y = W_e x for a few rows per expert: W e2m1, packed [experts, rows, cols / 2], with one ue8m0 scale per 32 columns
 // [experts, rows, cols / 32], both in the order of common/experts.cuh; x e4m3 [inputs, cols] with a float scale per 128
 // columns. A group is up to eight rows (64 for the kernels called many, 32 for each z of the grid) of one expert, or none:
-// {expert, first pair, pairs}; pair p reads input inputs[p] (p where inputs is null) and writes y [pairs, rows] float. experts_fp4.md has floor, design and measured steps.
+// {expert, first pair, pairs}; pair p reads input inputs[p] (p where inputs is null) and writes y [pairs, rows] float.
+// experts_fp4.md has floor, design and measured steps.
 //
 // A row's column blocks are summed in SPLIT parts: part p has the blocks p, p + SPLIT, ..., and the parts are added in
 // order. For eight rows SPLIT warps share sixteen weight rows and have a part each; for 32 a warp visits all parts. Sums
@@ -186,25 +187,21 @@ __device__ __forceinline__ void experts(const Operands& o, float (&sums)[2][WARP
 // Eight warps with sixteen weight rows each and TILES tiles of eight pairs, whose codes come through shared memory: of a
 // column block, group j of 32 columns of pair t is at 1024 j + 32 t.
 template <int TILES, int SPLIT>
-__device__ __forceinline__ void many(const uint8_t* __restrict__ w, const uint8_t* __restrict__ w_scales,
-                                     const uint8_t* __restrict__ x, const float* __restrict__ x_scales,
-                                     const unsigned* __restrict__ inputs, float* __restrict__ y, unsigned rows, unsigned cols,
-                                     unsigned expert, unsigned pair, unsigned pairs, uint32_t staged) {
+__device__ __forceinline__ void many(const Operands& o, unsigned expert, unsigned pair, unsigned pairs, uint32_t staged) {
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    const auto input_of = [&](unsigned p) { return inputs ? inputs[p] : p; };
-    const unsigned blocks = cols / BLOCK;
-    const unsigned wanted = (blockIdx.x * WARPS + warp) * ROWS, first = min(wanted, rows - ROWS);
+    const unsigned blocks = o.cols / BLOCK;
+    const unsigned wanted = (blockIdx.x * WARPS + warp) * ROWS, first = min(wanted, o.rows - ROWS);
     longwave::ExpertTile from_tile;
-    from_tile.find(w, w_scales, size_t(expert) * rows + first, cols);
+    from_tile.find(o.w, o.w_scales, size_t(expert) * o.rows + first, o.cols);
     // Column blocks in the order of the parts.
     const auto advance = [&](unsigned& block, unsigned& part) {
         block += SPLIT;
         block = block < blocks ? block : ++part;
     };
     const unsigned copied = threadIdx.x / 8, piece = threadIdx.x % 8;
-    const unsigned input = input_of(pair + min(copied, pairs - 1));
-    const uint8_t* source = x + size_t(input) * cols + 16 * piece;
-    const float* scale = x_scales + size_t(input) * blocks;
+    const unsigned input = o.input_of(pair + min(copied, pairs - 1));
+    const uint8_t* source = o.x + size_t(input) * o.cols + 16 * piece;
+    const float* scale = o.x_scales + size_t(input) * blocks;
     unsigned coming = 0, coming_part = 0, coming_step = 0;
     const auto copy = [&]() {
         if (coming_step < blocks && copied < 8 * TILES) {
@@ -293,33 +290,30 @@ __device__ __forceinline__ void many(const uint8_t* __restrict__ w, const uint8_
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const unsigned p = 8 * n + 2 * c + i % 2;
-            if (p < pairs && wanted < rows) {
-                y[size_t(pair + p) * rows + wanted + g + i / 2 * 8] = parts[n][i];
+            if (p < pairs && wanted < o.rows) {
+                o.y[size_t(pair + p) * o.rows + wanted + g + i / 2 * 8] = parts[n][i];
             }
         }
     }
 }
 
 template <int SPLIT>
-__device__ __forceinline__ void many_of(const uint8_t* __restrict__ w, const uint8_t* __restrict__ w_scales,
-                                        const uint8_t* __restrict__ x, const float* __restrict__ x_scales,
-                                        const int* __restrict__ groups, const unsigned* __restrict__ inputs,
-                                        float* __restrict__ y, unsigned rows, unsigned cols) {
+__device__ __forceinline__ void many_of(const Operands& o) {
     __shared__ uint4 staged[STAGES * STAGE / 16];
     const uint32_t at = longwave::shared_address(staged);
-    const unsigned expert = groups[3 * blockIdx.y], pair = groups[3 * blockIdx.y + 1] + 32 * blockIdx.z;
-    const unsigned left = max(groups[3 * blockIdx.y + 2] - int(32 * blockIdx.z), 0), pairs = min(left, 32u);
+    const unsigned expert = o.groups[3 * blockIdx.y], pair = o.groups[3 * blockIdx.y + 1] + 32 * blockIdx.z;
+    const unsigned left = max(o.groups[3 * blockIdx.y + 2] - int(32 * blockIdx.z), 0), pairs = min(left, 32u);
     switch ((pairs + 7) / 8) {
         case 0:
             return;
         case 1:
-            return many<1, SPLIT>(w, w_scales, x, x_scales, inputs, y, rows, cols, expert, pair, pairs, at);
+            return many<1, SPLIT>(o, expert, pair, pairs, at);
         case 2:
-            return many<2, SPLIT>(w, w_scales, x, x_scales, inputs, y, rows, cols, expert, pair, pairs, at);
+            return many<2, SPLIT>(o, expert, pair, pairs, at);
         case 3:
-            return many<3, SPLIT>(w, w_scales, x, x_scales, inputs, y, rows, cols, expert, pair, pairs, at);
+            return many<3, SPLIT>(o, expert, pair, pairs, at);
         default:
-            return many<4, SPLIT>(w, w_scales, x, x_scales, inputs, y, rows, cols, expert, pair, pairs, at);
+            return many<4, SPLIT>(o, expert, pair, pairs, at);
     }
 }
 
@@ -342,8 +336,8 @@ __device__ __forceinline__ void many_of(const uint8_t* __restrict__ w, const uin
         cols % (BLOCK * split * AHEAD) == 0 ? experts<split, true>(o, sums) : experts<split, false>(o, sums);            \
     }
 
-// Grid: as many blocks as the multiprocessors hold at once, at most two each, 256 threads. Dynamic shared memory: 16 cols + cols / 4 bytes. With 4 parts from
-// 4096 columns on, and 2 for fewer.
+// Grid: as many blocks as the multiprocessors hold at once, at most two each, 256 threads. Dynamic shared memory: 16 cols +
+// cols / 4 bytes. With 4 parts from 4096 columns on, and 2 for fewer.
 ENTRY(4)
 ENTRY(2)
 
@@ -352,7 +346,7 @@ ENTRY(2)
         const uint8_t* w, const uint8_t* w_scales, const uint8_t* x, const float* x_scales, const int* groups,           \
         const unsigned* inputs, float* y, unsigned rows, unsigned cols) {                                                \
         longwave::overlap();                                                                                             \
-        many_of<split>(w, w_scales, x, x_scales, groups, inputs, y, rows, cols);                                         \
+        many_of<split>({w, w_scales, x, x_scales, groups, inputs, y, rows, cols, 0});                                    \
     }
 
 MANY(4)

@@ -1,6 +1,7 @@
 //! Products with bf16 weights: compressors, router, indexer weights and the output head.
 //! Assumes columns that are a multiple of 128. A token has the same bits for any number of tokens.
 
+use super::parts;
 use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream};
 
 /// Up to so many tokens, or as long as blocks of as many are no more than WAVES on each multiprocessor, the weights are
@@ -39,11 +40,6 @@ pub struct Bf16Product {
     pub tokens: u32,
 }
 
-/// Warps that share a row: by the shape alone, so that sums have one order.
-fn split(cols: u32) -> u32 {
-    if cols >= 2048 { 8 } else { 2 }
-}
-
 impl LinearBf16 {
     /// Loads the kernels.
     pub fn new(context: &Context) -> Result<LinearBf16, DriverError> {
@@ -68,10 +64,10 @@ impl LinearBf16 {
         if p.tokens == 0 {
             return Ok(());
         }
-        let short = usize::from(split(p.cols) == 2);
+        let short = usize::from(parts(p.cols) == 2);
         let [w, x, y] = [p.w, p.x, p.y].map(Argument::Pointer);
         let arguments = [w, x, y, p.rows.into(), p.cols.into(), p.tokens.into()];
-        let row_tiles = p.rows.div_ceil(16).div_ceil(8 / split(p.cols));
+        let row_tiles = p.rows.div_ceil(16).div_ceil(8 / parts(p.cols));
         if p.tokens > FEW && row_tiles * p.tokens.div_ceil(FEW) > WAVES * self.multiprocessors {
             let blocks = [p.rows.div_ceil(TILE.0), p.tokens.div_ceil(TILE.1), 1];
             let grid = Grid { blocks, shared_bytes: MANY_BYTES, ..Grid::new(1, 256) };

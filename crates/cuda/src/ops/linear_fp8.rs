@@ -2,6 +2,7 @@
 //! Assumes rows that are a multiple of 16 (of 128 with several groups) and columns that are a multiple of 128. A token has
 //! the same bits for any number of tokens.
 
+use super::parts;
 use crate::cubins;
 use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream};
 
@@ -64,11 +65,6 @@ pub struct Fp8Product {
     pub groups: u32,
     /// Tokens.
     pub tokens: u32,
-}
-
-/// Parts of the columns: by the shape alone.
-fn parts(cols: u32) -> u32 {
-    if cols >= 2048 { 8 } else { 2 }
 }
 
 impl LinearFp8 {

@@ -54,6 +54,11 @@ impl Pages {
     }
 }
 
+/// Parts into which the columns of a product are cut, each with a sum of its own: by the shape alone, so that sums have one order.
+fn parts(cols: u32) -> u32 {
+    if cols >= 2048 { 8 } else { 2 }
+}
+
 /// The refusal of a format that no kernel is compiled for.
 fn no_kernels(rows: &str, format: &str) -> DriverError {
     let what = format!("{rows} in {format}");
