@@ -335,6 +335,8 @@ def main():
     args = parser.parse_args()
     if args.aiperf:
         compare(args.longwave, args.aiperf)
+    if args.compare and not args.aiperf:
+        parser.error("--compare needs --aiperf")
     if args.compare:
         return 1 if failed else 0
     with Server(args.longwave, "--max-num-seqs", str(args.sessions), "--kv-cache-memory-bytes", CACHE) as server:

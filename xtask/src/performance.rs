@@ -1,6 +1,7 @@
 //! `cargo xtask performance`: writes docs/performance.md from the figures in bench/results. A test compares both.
 //!
-//! Assumes the files named here; a figure that is missing is an error that names it, never a gap in a table.
+//! Assumes the files named here. A step or a product that is missing is an error that names it; what was not measured for a
+//! number of tokens is a gap.
 
 use std::fmt::Write as _;
 
@@ -135,6 +136,9 @@ fn products(out: &mut String, operators: &Value) -> Result<(), Failure> {
         let names = all.keys().filter(|name| !about(name));
         for (i, name) in names.enumerate() {
             let us = list(&operators[group], &format!("/{name}"))?;
+            if us.len() < 3 {
+                return Err(format!("{group}: {name} has {} figures, and 1, 8 and 32 tokens are shown", us.len()));
+            }
             let [floor, peer] = ["floor_1", peers].map(|key| cell(&all[key][i]));
             line(out, &[name.clone(), cell(&us[0]), cell(&us[1]), cell(&us[2]), floor, peer]);
         }

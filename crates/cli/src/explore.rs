@@ -38,12 +38,15 @@ pub struct Args {
     #[arg(long, default_value_t = 8000)]
     port: u16,
     /// Write the explorer into this folder instead, for any web server.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["host", "port"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["host", "port", "model"])]
     export: Option<PathBuf>,
 }
 
 /// What the attention view needs for a text; a page asks for one at a time.
 const SEATS: u32 = 2;
+
+/// A text and the layer to look at, with room to spare.
+const MOST_BODY_BYTES: usize = 64 << 10;
 
 /// Serves the page until Ctrl-C, or writes it.
 pub fn run(args: Args) -> Result<()> {
@@ -53,7 +56,8 @@ pub fn run(args: Args) -> Result<()> {
     if args.model.backend == BackendName::Cuda {
         bail!("the CUDA backend does not tell what a token reads; leave --backend out, and the model runs on the CPU");
     }
-    let mut options = ServerOptions { host: args.host, port: args.port, ..ServerOptions::default() };
+    let mut options =
+        ServerOptions { host: args.host, port: args.port, max_body_bytes: MOST_BODY_BYTES, ..ServerOptions::default() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let listener = bind(&options).await?;

@@ -27,6 +27,7 @@ export function text(main, mode) {
   let answer = null;
   let figure = null;
   let stop = null;
+  let ended = false;
 
   const typed = h("textarea", { id: "read-text", rows: 3, spellcheck: "false" });
   typed.value = SHORT;
@@ -240,6 +241,8 @@ export function text(main, mode) {
   async function begin() {
     const found = mode === "files" ? { why: ELSEWHERE.files }
       : await fetch("api/about").then((reply) => reply.json()).catch((error) => ({ why: `No answer: ${error.message}` }));
+    // Another view is here by now.
+    if (ended) return;
     if (!found.attention) {
       about.replaceChildren(...found.why.split("`").map((part, place) => (place % 2 ? h("code", {}, part) : part)));
       return;
@@ -264,5 +267,5 @@ export function text(main, mode) {
     }
   });
   sized.observe(picture);
-  return () => { stop?.abort(); sized.disconnect(); };
+  return () => { ended = true; stop?.abort(); sized.disconnect(); };
 }

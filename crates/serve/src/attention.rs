@@ -1,7 +1,7 @@
 //! GET /explore/api/about and POST /explore/api/attention: what every token of a text reads in one layer of the served model.
 //!
-//! The text runs as an ordinary request behind all others: it waits for a seat, its prompt is computed in the same steps,
-//! and it ends when the page goes away. So nothing runs outside the engine's own rules, and no second copy of the model is
+//! The text runs as an ordinary request that stands behind others: it waits for a seat, its prompt is computed in the same steps,
+//! and it ends when the page goes away. Few run at once. So nothing runs outside the engine's own rules, and no second copy of the model is
 //! needed. Weights are the backend's own, in millionths. Refuses texts of more than [`MOST_TOKENS`] tokens and says what to run
 //! where a backend cannot tell.
 
@@ -14,6 +14,7 @@ use axum::{Json, Router};
 use longwave_engine::attention::Reads;
 use longwave_engine::request::{Event, FinishReason, Request};
 use serde_json::{Map, Value, json};
+use tokio::sync::Semaphore;
 
 use crate::caller::Caller;
 use crate::errors::{ApiError, json_object};
@@ -24,13 +25,24 @@ use crate::server::App;
 
 /// Tokens of a text, the begin-of-sentence token included: what a picture can show.
 const MOST_TOKENS: usize = 512;
-/// Behind interactive requests and batches.
-const PRIORITY: i32 = 12;
+/// Behind interactive requests; batches that do not ask to wait longer stand before it as well.
+const PRIORITY: i32 = 16;
+/// Texts that run at once: what they take cannot be taken back before they end.
+const AT_ONCE: usize = 2;
 /// A weight of 1.
 const WHOLE: f32 = 1e6;
 /// Where a backend cannot tell.
 const UNTOLD: &str = "The backend of this server computes attention without telling what it reads. \
                       `longwave explore MODEL` runs the same model on the CPU, which tells.";
+
+/// Places for texts.
+pub(crate) struct Texts(Semaphore);
+
+impl Default for Texts {
+    fn default() -> Texts {
+        Texts(Semaphore::new(AT_ONCE))
+    }
+}
 
 /// Both routes.
 pub(crate) fn routes() -> Router<Arc<App>> {
@@ -79,9 +91,13 @@ fn read(app: &App, body: &Map<String, Value>) -> Result<(Vec<u32>, u32), ApiErro
 }
 
 async fn attention(State(app): State<Arc<App>>, caller: Caller, RawBody(body): RawBody) -> Result<Response, ApiError> {
+    let _place = app.texts.0.try_acquire().map_err(|_| {
+        ApiError::rate_limited("too_many_texts", format!("{AT_ONCE} texts are being read already; try again"), 1)
+    })?;
     let (tokens, layer) = job::blocking(&app, move |app| read(app, &json_object(&body)?)).await?;
     let request = Request { attention: Some(layer), priority: PRIORITY, ..Request::greedy(tokens.clone(), 1) };
-    let mut generation = Generation::submit(&app, &caller, request)?;
+    let mut generation =
+        Generation::submit(&app, &caller, request).map_err(|error| ApiError::from(error).of_prompt("text"))?;
     let (mut reads, mut next) = (Vec::new(), None);
     loop {
         let event = generation.next().await.ok_or_else(|| ApiError::stopped("it dropped the running request"))?;

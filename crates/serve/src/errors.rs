@@ -39,6 +39,14 @@ impl ApiError {
         error
     }
 
+    /// The same of a request whose prompt is this field.
+    pub(crate) fn of_prompt(mut self, param: &str) -> ApiError {
+        if self.param.as_deref() == Some("messages") {
+            self.param = Some(param.to_owned());
+        }
+        self
+    }
+
     /// A name under which nothing is served.
     pub(crate) fn unknown_model(name: &str, served: &[String]) -> ApiError {
         let name: String = name.chars().take(100).collect();

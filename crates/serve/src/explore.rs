@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
 
-use axum::extract::{Path, Query, State};
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
@@ -57,7 +57,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 pub enum Place {
     /// Beside a running engine.
     Server,
-    /// Beside nothing but the calculator.
+    /// Beside a calculator, and a model for texts.
     Local,
     /// In files of its own.
     Files,
@@ -119,7 +119,10 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) {
     let of_model = match app {
-        Some(app) => attention::routes().with_state(app),
+        Some(app) => {
+            let most = DefaultBodyLimit::max(app.options.max_body_bytes);
+            attention::routes().layer(most).with_state(app)
+        }
         None => Router::new().route("/explore/api/about", get(|| async { attention::nothing() })),
     };
     let routes = routes(Place::Local)

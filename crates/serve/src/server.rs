@@ -16,6 +16,7 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
+use crate::attention::Texts;
 use crate::batch::{self, Batches};
 use crate::errors::ApiError;
 use crate::explore::{self, Explorer};
@@ -83,6 +84,8 @@ pub struct App {
     pub(crate) batches: Option<Arc<Batches>>,
     /// Pages that look at the engine.
     pub(crate) pages: Pages,
+    /// Texts whose attention is told.
+    pub(crate) texts: Texts,
     /// What the explorer counts; without it there is no explorer.
     pub(crate) explorer: Option<Arc<Explorer>>,
 }
@@ -109,6 +112,7 @@ impl App {
             replays: Replays::default(),
             batches: None,
             pages: Pages::default(),
+            texts: Texts::default(),
             explorer: None,
         }
     }

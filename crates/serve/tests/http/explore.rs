@@ -97,6 +97,22 @@ async fn what_tokens_read_is_told_of_a_text_that_runs_behind_other_requests() {
 }
 
 #[tokio::test]
+async fn more_texts_than_two_at_once_wait_for_their_turn() {
+    // An engine that answers when it is told to: pauses are long enough to keep both places taken.
+    let script = Script { pause: std::time::Duration::from_secs(1), ..telling(Vec::new()) };
+    let server = Server::start(script).await;
+    let body = json!({"text": "the river", "layer": 2});
+    let ask = || async { post_to(server.port, "/explore/api/attention", &body).await };
+    let (one, two, three) = tokio::join!(ask(), ask(), ask());
+    let all = [one, two, three];
+    let refused: Vec<_> = all.iter().filter(|answer| answer.status == 429).collect();
+    assert_eq!((all.iter().filter(|answer| answer.status == 200).count(), refused.len()), (2, 1));
+    assert!(refused[0].body.contains("2 texts are being read already"), "{}", refused[0].body);
+    // Places come back.
+    assert_eq!(ask().await.status, 200);
+}
+
+#[tokio::test]
 async fn texts_and_layers_that_cannot_be_shown_are_refused_with_what_can() {
     let server = Server::start(telling(Vec::new())).await;
     let long = "the river ".repeat(400);

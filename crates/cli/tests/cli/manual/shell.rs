@@ -58,6 +58,11 @@ impl Drop for Server {
     }
 }
 
+/// A port that nobody listens on now.
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
 impl Place {
     /// Makes a place.
     pub fn new() -> Place {
@@ -74,9 +79,7 @@ impl Place {
         for name in ["tools", "testdata", "deploy"] {
             symlink(root().join(name), folder.path().join("repository").join(name)).unwrap();
         }
-        // Free when it was asked for; a server that finds it taken says so and fails the test.
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        Place { server: None, folder, port, blocks: 0 }
+        Place { server: None, folder, port: free_port(), blocks: 0 }
     }
 
     /// A program that runs `text` with this place's port in place of 8000, and the file with what it prints.
@@ -115,6 +118,16 @@ impl Place {
 
     /// Starts commands that do not end, in place of those before, and waits until they listen.
     pub fn serve(&mut self, text: &str) -> Result<(), String> {
+        let mut result = self.try_serve(text);
+        // A port that was free may be taken by the time the server asks for it.
+        while result.as_ref().is_err_and(|printed| printed.contains("in use")) {
+            self.port = free_port();
+            result = self.try_serve(text);
+        }
+        result
+    }
+
+    fn try_serve(&mut self, text: &str) -> Result<(), String> {
         self.server = None;
         let (mut command, log) = self.prepared(&["bash", "-euo", "pipefail"], text);
         let child = command.process_group(0).spawn().map_err(|error| error.to_string())?;
