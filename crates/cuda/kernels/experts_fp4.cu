@@ -29,20 +29,7 @@ constexpr int AHEAD = 4, AHEAD_MANY = 2;
 constexpr int STAGES = 4;
 constexpr int STAGE = 32 * (BLOCK + 4);
 
-struct Operands {
-    const uint8_t* w;
-    const uint8_t* w_scales;
-    const uint8_t* x;
-    const float* x_scales;
-    const int* groups;
-    const unsigned* inputs;
-    float* y;
-    unsigned rows, cols, group_count;
-
-    __device__ __forceinline__ unsigned input_of(unsigned pair) const {
-        return inputs ? inputs[pair] : pair;
-    }
-};
+using Operands = longwave::ExpertOperands;
 
 // Groups that have pairs; those without come last. All threads of the block call it.
 __device__ __forceinline__ unsigned used_groups(const Operands& o) {

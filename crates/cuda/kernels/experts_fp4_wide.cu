@@ -35,16 +35,7 @@ struct Form {
     static constexpr int CODES = SCALES + STAGES * MOST * 4, SUMS = CODES + RAW * SLOT, BARRIERS = SUMS + CONSUMERS * MOST / 2 * 4;
 };
 
-struct Operands {
-    const uint8_t* w;
-    const uint8_t* w_scales;
-    const uint8_t* x;
-    const float* x_scales;
-    const int* groups;
-    const unsigned* inputs;
-    float* y;
-    unsigned rows, cols, group_count;
-};
+using Operands = longwave::ExpertOperands;
 
 // A tile: rows of one group. Groups that have no pairs come last.
 struct Tile {
@@ -94,11 +85,11 @@ __device__ __forceinline__ void produce(const Operands& o, uint32_t base, uint32
             for (int i = 0; i < 2; i++) {
                 const unsigned piece = thread + 128 * i, group = piece / columns, n = piece % columns;
                 const unsigned p = coming.pair + min(n, coming.pairs - 1);
-                from[i] = (o.inputs ? o.inputs[p] : p) * o.cols + 32 * group;
+                from[i] = o.input_of(p) * o.cols + 32 * group;
                 has[i] = group < 4;
             }
             const unsigned p = coming.pair + min(thread, coming.pairs - 1);
-            scales = (o.inputs ? o.inputs[p] : p) * blocks;
+            scales = o.input_of(p) * blocks;
             step = block = part = 0;
         }
     };

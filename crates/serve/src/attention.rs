@@ -1,9 +1,9 @@
 //! GET /explore/api/about and POST /explore/api/attention: what every token of a text reads in one layer of the served model.
 //!
 //! The text runs as an ordinary request that stands behind others: it waits for a seat, its prompt is computed in the same steps,
-//! and it ends when the page goes away. Few run at once. So nothing runs outside the engine's own rules, and no second copy of the model is
-//! needed. Weights are the backend's own, in millionths. Refuses texts of more than [`MOST_TOKENS`] tokens and says what to run
-//! where a backend cannot tell.
+//! and it ends when the page goes away. Few run at once. So nothing runs outside the engine's own rules, and no second copy of
+//! the model is needed. Weights are the backend's own, in millionths. Refuses texts of more than [`MOST_TOKENS`] tokens and says
+//! what to run where a backend cannot tell.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-// Where the weights of fp4 experts lie, as `repack` (experts_fp4.cu) arranges them, and a thread's part of them.
+// Operands of fp4 experts: where their weights lie, as `repack` (experts_fp4.cu) arranges them, and a thread's part of them.
 //
 // A tile of sixteen rows is one piece of memory: for each block of 128 columns, 64 bytes of each row; its scales likewise, four
 // bytes of each row. So a warp's loads are whole lines, one after the other. Within the 64 bytes, sixteen belong to lane c of
@@ -11,6 +11,22 @@ namespace longwave {
 constexpr unsigned EXPERT_TILE = 16, EXPERT_BLOCK = 128;
 // Bytes of codes and of scales of a tile's column block.
 constexpr unsigned EXPERT_CODES = EXPERT_TILE * EXPERT_BLOCK / 2, EXPERT_SCALES = EXPERT_TILE * EXPERT_BLOCK / 32;
+
+// A product of experts. A group is {expert, first pair, pairs}; pair p reads input inputs[p], or p without a list.
+struct ExpertOperands {
+    const uint8_t* w;
+    const uint8_t* w_scales;
+    const uint8_t* x;
+    const float* x_scales;
+    const int* groups;
+    const unsigned* inputs;
+    float* y;
+    unsigned rows, cols, group_count;
+
+    __device__ __forceinline__ unsigned input_of(unsigned pair) const {
+        return inputs ? inputs[pair] : pair;
+    }
+};
 
 // A thread's weights of a column block: rows g and g + 8, with lane = 4 g + c.
 struct ExpertWeights {

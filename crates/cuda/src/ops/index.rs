@@ -132,76 +132,30 @@ impl Index {
     /// Picks the k best entries of every row.
     pub fn select(&self, stream: &Stream, s: &Selection) -> Result<(), DriverError> {
         assert!(s.heads <= 64 && (1..=1024).contains(&s.k) && s.keys.shift >= 5, "{s:?}");
-        match s.tokens {
-            0 => Ok(()),
-            1..=FEW if s.most <= FEW_KEYS => self.select_few(stream, s),
-            _ => self.select_many(stream, s),
+        if s.tokens == 0 {
+            return Ok(());
         }
-    }
-
-    fn select_few(&self, stream: &Stream, s: &Selection) -> Result<(), DriverError> {
-        let stride = stride(s.most);
-        let largest = s.scratch + 4 * u64::from(s.tokens) * u64::from(stride);
-        let [k0, k1, k2, k3, k4] = s.keys.arguments();
-        let arguments = [
-            Argument::Pointer(s.queries),
-            Argument::Pointer(s.weights),
-            Argument::Pointer(s.rows),
-            k0,
-            k1,
-            k2,
-            k3,
-            k4,
-            Argument::Pointer(s.scratch),
-            Argument::Pointer(largest),
-            stride.into(),
-            s.heads.into(),
-            s.k.into(),
-        ];
-        let blocks = [(SCORER_BLOCKS / s.tokens).min(s.most.div_ceil(SCORERS)).max(1), s.tokens, 1];
-        stream.launch(&self.row, Grid { blocks, ..Grid::new(1, SCORERS) }, &arguments)?;
-        let arguments = [
-            Argument::Pointer(s.rows),
-            Argument::Pointer(s.scratch),
-            Argument::Pointer(largest),
-            Argument::Pointer(s.picks),
-            Argument::Pointer(s.counts),
-            stride.into(),
-            s.k.into(),
-        ];
-        stream.launch(&self.pick, Grid::new(s.tokens, 1024), &arguments)
-    }
-
-    fn select_many(&self, stream: &Stream, s: &Selection) -> Result<(), DriverError> {
-        let segments = segments(s.tokens, s.k);
-        // Candidates first, then how many each segment has.
-        let counts = s.scratch + u64::from(s.tokens) * u64::from(segments) * u64::from(s.k) * 8;
-        let [k0, k1, k2, k3, k4] = s.keys.arguments();
-        let arguments = [
-            Argument::Pointer(s.queries),
-            Argument::Pointer(s.weights),
-            Argument::Pointer(s.rows),
-            k0,
-            k1,
-            k2,
-            k3,
-            k4,
-            Argument::Pointer(s.scratch),
-            Argument::Pointer(counts),
-            s.heads.into(),
-            s.k.into(),
-        ];
-        stream.launch(&self.scores, Grid { blocks: [segments, s.tokens, 1], ..Grid::new(1, 256) }, &arguments)?;
-        let arguments = [
-            Argument::Pointer(s.rows),
-            Argument::Pointer(s.scratch),
-            Argument::Pointer(counts),
-            Argument::Pointer(s.picks),
-            Argument::Pointer(s.counts),
-            segments.into(),
-            s.k.into(),
-        ];
-        stream.launch(&self.merge, Grid::new(s.tokens, 1024), &arguments)
+        // In scratch the scores of rows and then the largest of their groups; or the candidates of segments and how many each has.
+        let few = s.tokens <= FEW && s.most <= FEW_KEYS;
+        let (kernels, size, behind, grid) = if few {
+            let stride = stride(s.most);
+            let blocks = [(SCORER_BLOCKS / s.tokens).min(s.most.div_ceil(SCORERS)).max(1), s.tokens, 1];
+            ([&self.row, &self.pick], stride, 4 * u64::from(stride), Grid { blocks, ..Grid::new(1, SCORERS) })
+        } else {
+            let segments = segments(s.tokens, s.k);
+            let candidates = 8 * u64::from(segments) * u64::from(s.k);
+            let grid = Grid { blocks: [segments, s.tokens, 1], ..Grid::new(1, 256) };
+            ([&self.scores, &self.merge], segments, candidates, grid)
+        };
+        let [queries, weights, rows, scratch, second, picks, counts] =
+            [s.queries, s.weights, s.rows, s.scratch, s.scratch + u64::from(s.tokens) * behind, s.picks, s.counts]
+                .map(Argument::Pointer);
+        let [size, heads, k] = [size, s.heads, s.k].map(Argument::U32);
+        let stride = if few { &[size][..] } else { &[] };
+        let keys = s.keys.arguments();
+        let arguments = [&[queries, weights, rows][..], &keys, &[scratch, second], stride, &[heads, k]].concat();
+        stream.launch(kernels[0], grid, &arguments)?;
+        stream.launch(kernels[1], Grid::new(s.tokens, 1024), &[rows, scratch, second, picks, counts, size, k])
     }
 }
 
