@@ -231,6 +231,10 @@ fn query_heads_have_the_bits_of_the_cpu_and_are_measured() {
             }
         }
         assert_same(&format!("{heads} heads"), &ours, &theirs);
+        if small() {
+            rig.arena.reset();
+            continue;
+        }
         let one = Heads { tokens: 1, ..launch };
         let many = |launch: Heads| {
             Graph::capture(&rig.stream, |s| (0..100).try_for_each(|_| keys.queries(s, &launch))).unwrap()
