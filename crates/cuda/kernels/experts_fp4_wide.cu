@@ -2,9 +2,9 @@
 // The products of experts_fp4.cu on Hopper's warpgroups, for groups of up to 64 pairs of one expert; a pair has the same bits
 // from either file. experts_fp4.md has floor, design and measured steps.
 //
-// Blocks stay and take tiles of 192 weight rows of one group in turn. Three warpgroups have 64 rows each: their codes come
-// straight to registers, some column blocks ahead and across tiles, and are widened there. A fourth one widens the pairs'
-// codes into shared memory, where the tensor cores read them. Sums run as in experts_fp4.cu: two steps over a group of 32
+// Blocks stay and take tiles of 192 weight rows of one group in turn. Three warpgroups have 64 rows each: every warp copies the
+// codes of its sixteen rows to a ring of its own, some column blocks ahead and across tiles, and widens them in registers. A
+// fourth warpgroup widens the pairs' codes into shared memory, where the tensor cores read them. Sums run as in experts_fp4.cu: two steps over a group of 32
 // columns, scaled; four of these, scaled by the pair's scale, added to the part; parts in order.
 #include <stdint.h>
 
@@ -22,17 +22,21 @@ namespace {
 constexpr int BLOCK = 128, GROUPS = 3, TILE = GROUPS * 64, CONSUMERS = GROUPS * 128;
 // Stages of the pairs' halves in shared memory, and of their codes on their way to be widened.
 constexpr int STAGES = 4, RAW = 4;
+// Column blocks of a warp's weights on their way, and the bytes of one.
+constexpr int AHEAD = 4, WEIGHTS = longwave::EXPERT_CODES + longwave::EXPERT_SCALES;
 constexpr unsigned NOWHERE = 0xffffffffu;
 
-// A kernel for groups of up to MOST pairs, with AHEAD column blocks of weights on their way: 40 bytes of a thread each.
-template <int MOST_PAIRS, int BLOCKS_AHEAD, int PARTS>
+// A kernel for groups of up to MOST pairs.
+template <int MOST_PAIRS, int PARTS>
 struct Form {
-    static constexpr int MOST = MOST_PAIRS, AHEAD = BLOCKS_AHEAD, SPLIT = PARTS;
+    static constexpr int MOST = MOST_PAIRS, SPLIT = PARTS;
     // Bytes of a stage: 128 columns of every pair. Scales of all stages lie behind them.
     static constexpr int STAGE = MOST * 2 * BLOCK, SCALES = STAGES * STAGE;
     static constexpr int SLOT = 128 * MOST + 4 * MOST;
-    // Behind the stages: codes (in whole rounds of 128 threads), a float of each product for the sum of its parts, barriers.
-    static constexpr int CODES = SCALES + STAGES * MOST * 4, SUMS = CODES + RAW * SLOT, BARRIERS = SUMS + CONSUMERS * MOST / 2 * 4;
+    // Behind the stages: codes (in whole rounds of 128 threads), a float of each product for the sum of its parts, the warps'
+    // weights, barriers.
+    static constexpr int CODES = SCALES + STAGES * MOST * 4, SUMS = CODES + RAW * SLOT, RINGS = SUMS + CONSUMERS * MOST / 2 * 4;
+    static constexpr int BARRIERS = RINGS + CONSUMERS / 32 * AHEAD * WEIGHTS;
 };
 
 using Operands = longwave::ExpertOperands;
@@ -170,104 +174,132 @@ __device__ __forceinline__ void produce(const Operands& o, uint32_t base, uint32
     }
 }
 
-using Weights = longwave::ExpertWeights;
-
-// The weights that are loaded next, of this tile or the one after it.
+// A warp's weights on their way, of its tile or the ones after it.
 template <class F>
-struct Stream {
-    longwave::ExpertTile from;
-    unsigned t, step, block, part;
+struct Ring {
+    const Operands& o;
+    const uint8_t* codes;
+    const uint8_t* scales;
+    // The first slot, its barrier (others follow), and the lane's place in a slot.
+    uint32_t slots, barriers, lane_codes, lane_scales;
+    unsigned t, step, block, part, slot, phase;
     bool more;
 
-    __device__ __forceinline__ void begin(const Operands& o, unsigned tile_index) {
+    __device__ __forceinline__ Ring(const Operands& operands, uint32_t base) : o(operands), slot(0), phase(0) {
+        const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        slots = base + F::RINGS + warp * AHEAD * WEIGHTS;
+        barriers = base + F::BARRIERS + 16 * STAGES + warp * AHEAD * 8;
+        lane_codes = slots + lane * 16;
+        lane_scales = slots + longwave::EXPERT_CODES + lane / 4 * 4;
+        begin(blockIdx.x);
+        for (unsigned s = 0; s < AHEAD; s++) {
+            copy(s);
+        }
+    }
+
+    __device__ __forceinline__ void begin(unsigned tile_index) {
         t = tile_index;
         step = block = part = 0;
         Tile tile;
         more = tile.find(o, t);
         if (more) {
+            // Behind the last rows a warp computes the last ones again and stores nothing.
             const unsigned first = min(tile.row + threadIdx.x / 32 * 16, o.rows - 16);
-            from.find(o.w, o.w_scales, size_t(tile.expert) * o.rows + first, o.cols);
+            const size_t at = (size_t(tile.expert) * o.rows + first) / longwave::EXPERT_TILE * (o.cols / BLOCK);
+            codes = o.w + at * longwave::EXPERT_CODES;
+            scales = o.w_scales + at * longwave::EXPERT_SCALES;
         }
     }
 
-    // A tile has a multiple of F::AHEAD loads; behind its last block nothing is loaded.
-    __device__ __forceinline__ void load(const Operands& o, Weights& to) {
-        const unsigned blocks = o.cols / BLOCK;
+    __device__ __forceinline__ void copy(unsigned to) {
         if (more) {
-            if (step < blocks) {
-                to = from.load(block);
-                advance<F::SPLIT>(block, part, blocks);
+            if (threadIdx.x % 32 == 0) {
+                const uint32_t at = slots + to * WEIGHTS, barrier = barriers + 8 * to;
+                longwave::arrive_expecting(barrier, WEIGHTS);
+                longwave::copy_counted(at, codes + block * longwave::EXPERT_CODES, longwave::EXPERT_CODES, barrier);
+                longwave::copy_counted(at + longwave::EXPERT_CODES, scales + block * longwave::EXPERT_SCALES,
+                                       longwave::EXPERT_SCALES, barrier);
             }
-            if (++step == (blocks + F::AHEAD - 1) / F::AHEAD * F::AHEAD) {
-                begin(o, t + gridDim.x);
+            const unsigned blocks = o.cols / BLOCK;
+            advance<F::SPLIT>(block, part, blocks);
+            if (++step == blocks) {
+                begin(t + gridDim.x);
             }
         }
+    }
+
+    // The next column block; its slot is filled again.
+    __device__ __forceinline__ longwave::ExpertWeights next() {
+        longwave::wait(barriers + 8 * slot, phase);
+        const uint32_t c = lane_codes + slot * WEIGHTS, s = lane_scales + slot * WEIGHTS;
+        const longwave::ExpertWeights weights = {longwave::read_16(c), longwave::read_16(c + longwave::EXPERT_CODES / 2),
+                                                 longwave::read_4(s), longwave::read_4(s + longwave::EXPERT_SCALES / 2)};
+        __syncwarp();
+        copy(slot);
+        slot = slot + 1 == AHEAD ? 0 : slot + 1;
+        phase ^= slot == 0;
+        return weights;
     }
 };
 
 // The products of a tile whose group has up to N pairs.
 template <int N, class F>
-__device__ __forceinline__ void consume(const Operands& o, const Tile& tile, Weights (&ahead)[F::AHEAD], Stream<F>& stream,
-                                        uint32_t base, uint32_t full, uint32_t empty, float* own, unsigned& stage,
-                                        unsigned& phase) {
+__device__ __forceinline__ void consume(const Operands& o, const Tile& tile, Ring<F>& ring, uint32_t base, uint32_t full,
+                                        uint32_t empty, float* own, unsigned& stage, unsigned& phase) {
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, blocks = o.cols / BLOCK;
-    float total[N / 2], product[N / 2];
+    float total[N / 2], product[N / 2], sum[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
-        total[i] = product[i] = own[i * CONSUMERS] = 0.f;
+        total[i] = product[i] = 0.f;
     }
     unsigned block = 0, part = 0;
-    for (unsigned start = 0; start < blocks; start += F::AHEAD) {
+    for (unsigned step = 0; step < blocks; step++) {
+        const longwave::ExpertWeights weights = ring.next();
+        const uint32_t from = base + stage * F::STAGE;
+        longwave::wait(full + 8 * stage, phase);
 #pragma unroll
-        for (int a = 0; a < F::AHEAD; a++) {
-            const Weights weights = ahead[a];
-            stream.load(o, ahead[a]);
-            if (start + a >= blocks) {
-                continue;
+        for (int j = 0; j < 4; j++) {
+            uint32_t l[4], h[4];
+            longwave::widen_e2m1(longwave::word(weights.low, j), l);
+            longwave::widen_e2m1(longwave::word(weights.high, j), h);
+            const uint32_t first[4] = {l[0], h[0], l[1], h[1]}, second[4] = {l[2], h[2], l[3], h[3]};
+            longwave::wgmma_fence();
+            longwave::wgmma_f16<false>(product, first, longwave::operand(from, N, 2 * j));
+            longwave::wgmma_f16<true>(product, second, longwave::operand(from, N, 2 * j + 1));
+            longwave::wgmma_commit();
+            const float sl = longwave::ue8m0(weights.low_scale >> (8 * j) & 0xff);
+            const float sh = longwave::ue8m0(weights.high_scale >> (8 * j) & 0xff);
+            longwave::wgmma_wait<0>();
+            longwave::wgmma_done(product);
+#pragma unroll
+            for (int i = 0; i < N / 2; i++) {
+                sum[i] = fmaf(product[i], i % 4 < 2 ? sl : sh, j == 0 ? 0.f : sum[i]);
             }
-            const uint32_t from = base + stage * F::STAGE;
-            const uint32_t low[4] = {weights.low.x, weights.low.y, weights.low.z, weights.low.w};
-            const uint32_t high[4] = {weights.high.x, weights.high.y, weights.high.z, weights.high.w};
-            longwave::wait(full + 8 * stage, phase);
-            float sum[N / 2];
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                uint32_t l[4], h[4];
-                longwave::widen_e2m1(low[j], l);
-                longwave::widen_e2m1(high[j], h);
-                const uint32_t first[4] = {l[0], h[0], l[1], h[1]}, second[4] = {l[2], h[2], l[3], h[3]};
-                longwave::wgmma_fence();
-                longwave::wgmma_f16<false>(product, first, longwave::operand(from, N, 2 * j));
-                longwave::wgmma_f16<true>(product, second, longwave::operand(from, N, 2 * j + 1));
-                longwave::wgmma_commit();
-                const float sl = longwave::ue8m0(weights.low_scale >> (8 * j) & 0xff);
-                const float sh = longwave::ue8m0(weights.high_scale >> (8 * j) & 0xff);
-                longwave::wgmma_wait<0>();
-                longwave::wgmma_done(product);
-#pragma unroll
-                for (int i = 0; i < N / 2; i++) {
-                    sum[i] = fmaf(product[i], i % 4 < 2 ? sl : sh, j == 0 ? 0.f : sum[i]);
-                }
-            }
-            const bool ends = block + F::SPLIT >= blocks;
-#pragma unroll
-            for (int n = 0; n < N / 8; n++) {
-                const uint2 s = longwave::read_8(base + F::SCALES + (stage * F::MOST + 8 * n + 2 * c) * 4);
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    float& v = total[4 * n + i];
-                    v = fmaf(sum[4 * n + i], __uint_as_float(i % 2 ? s.y : s.x), v);
-                    if (ends) {
-                        own[(4 * n + i) * CONSUMERS] += v;
-                        v = 0.f;
-                    }
-                }
-            }
-            longwave::arrive_of_warp(empty + 8 * stage);
-            stage = stage + 1 == STAGES ? 0 : stage + 1;
-            phase ^= stage == 0;
-            advance<F::SPLIT>(block, part, blocks);
         }
+#pragma unroll
+        for (int n = 0; n < N / 8; n++) {
+            const uint2 s = longwave::read_8(base + F::SCALES + (stage * F::MOST + 8 * n + 2 * c) * 4);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                total[4 * n + i] = fmaf(sum[4 * n + i], __uint_as_float(i % 2 ? s.y : s.x), total[4 * n + i]);
+            }
+        }
+        longwave::arrive_of_warp(empty + 8 * stage);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        phase ^= stage == 0;
+        if (block + F::SPLIT >= blocks) {
+            // The end of a part. The last one's sums stay in registers.
+            const bool begins = part == 0, more = step + 1 < blocks;
+#pragma unroll
+            for (int i = 0; i < N / 2; i++) {
+                total[i] += begins ? 0.f : own[i * CONSUMERS];
+                if (more) {
+                    own[i * CONSUMERS] = total[i];
+                    total[i] = 0.f;
+                }
+            }
+        }
+        advance<F::SPLIT>(block, part, blocks);
     }
     const unsigned row = tile.row + warp * 16;
     if (row < o.rows) {
@@ -275,7 +307,7 @@ __device__ __forceinline__ void consume(const Operands& o, const Tile& tile, Wei
         for (int i = 0; i < N / 2; i++) {
             const unsigned p = i / 4 * 8 + 2 * c + i % 2;
             if (p < tile.pairs) {
-                o.y[size_t(tile.pair + p) * o.rows + row + g + i % 4 / 2 * 8] = own[i * CONSUMERS];
+                o.y[size_t(tile.pair + p) * o.rows + row + g + i % 4 / 2 * 8] = total[i];
             }
         }
     }
@@ -285,6 +317,9 @@ template <class F>
 __device__ __forceinline__ void experts(const Operands& o) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t base = longwave::shared_address(memory), full = base + F::BARRIERS, empty = full + 8 * STAGES;
+    if (threadIdx.x < CONSUMERS / 32 * AHEAD) {
+        longwave::init_barrier(full + 16 * STAGES + 8 * threadIdx.x, 1);
+    }
     longwave::init_ring<STAGES>(full, empty, 128, CONSUMERS / 32 * longwave::WARP_ARRIVALS);
     if (threadIdx.x >= CONSUMERS) {
         longwave::fewer_registers<80>();
@@ -293,43 +328,37 @@ __device__ __forceinline__ void experts(const Operands& o) {
     }
     longwave::more_registers<144>();
     float* own = reinterpret_cast<float*>(memory + F::SUMS) + threadIdx.x;
-    Stream<F> stream;
-    stream.begin(o, blockIdx.x);
-    Weights ahead[F::AHEAD];
-#pragma unroll
-    for (int a = 0; a < F::AHEAD; a++) {
-        stream.load(o, ahead[a]);
-    }
+    Ring<F> ring(o, base);
     unsigned stage = 0, phase = 0;
     Tile tile;
     for (unsigned t = blockIdx.x; tile.find(o, t); t += gridDim.x) {
         const unsigned columns = columns_of(tile.pairs);
         if (columns == 8) {
-            consume<8, F>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
+            consume<8, F>(o, tile, ring, base, full, empty, own, stage, phase);
         } else if (columns == 16) {
-            consume<16, F>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
+            consume<16, F>(o, tile, ring, base, full, empty, own, stage, phase);
         } else if (columns == 32) {
-            consume<32, F>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
+            consume<32, F>(o, tile, ring, base, full, empty, own, stage, phase);
         } else if (columns == 48) {
-            consume<48, F>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
+            consume<48, F>(o, tile, ring, base, full, empty, own, stage, phase);
         } else {
-            consume<64, F>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
+            consume<64, F>(o, tile, ring, base, full, empty, own, stage, phase);
         }
     }
 }
 
 }  // namespace
 
-// Grid: as many blocks as multiprocessors, 512 threads. Dynamic shared memory: BARRIERS + 64. With 4 parts from 4096 columns on,
-// and 2 for fewer.
-#define ENTRY(name, most, ahead, split)                                                                                  \
+// Grid: as many blocks as multiprocessors, 512 threads. Dynamic shared memory: BARRIERS + 16 STAGES + 96 AHEAD. With 4 parts from
+// 4096 columns on, and 2 for fewer.
+#define ENTRY(name, most, split)                                                                                         \
     extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1)                                                     \
         name##_##split(const uint8_t* w, const uint8_t* w_scales, const uint8_t* x, const float* x_scales,               \
                        const int* groups, const unsigned* inputs, float* y, unsigned rows, unsigned cols,                \
                        unsigned group_count) {                                                                           \
         longwave::overlap();                                                                                             \
-        experts<Form<most, ahead, split>>({w, w_scales, x, x_scales, groups, inputs, y, rows, cols, group_count});       \
+        experts<Form<most, split>>({w, w_scales, x, x_scales, groups, inputs, y, rows, cols, group_count});              \
     }
 
-ENTRY(experts_fp4_wide, 64, 1, 4)
-ENTRY(experts_fp4_wide, 64, 1, 2)
+ENTRY(experts_fp4_wide, 64, 4)
+ENTRY(experts_fp4_wide, 64, 2)

@@ -16,9 +16,9 @@ pub const BESIDE: u32 = 64;
 const WIDE_PAIRS: u32 = 24;
 /// Shared memory of a multiprocessor (Hopper and Blackwell).
 const MULTIPROCESSOR_BYTES: u32 = 228 * 1024;
-/// Shared memory of a block of `wide`: four stages of halves and four of codes of 64 pairs, with scales, sums of 192 rows,
-/// barriers.
-const WIDE_BYTES: u32 = 4 * 64 * 260 + 4 * 64 * 132 + 192 * 64 * 4 + 64;
+/// Shared memory of a block of `wide`: four stages of halves and four of codes of 64 pairs, with scales, sums of 192 rows, four
+/// column blocks of twelve warps' weights, barriers.
+const WIDE_BYTES: u32 = 4 * 64 * 260 + 4 * 64 * 132 + 192 * 64 * 4 + 48 * 1088 + 64 + 384;
 
 /// The kernels.
 pub struct Experts {

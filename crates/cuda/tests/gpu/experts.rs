@@ -4,6 +4,7 @@ use longwave_cuda::cubins;
 use longwave_cuda::driver::{Argument, DeviceSlice, Graph, Grid, Kernel, Module, Stream};
 use longwave_model::formats::{e2m1, e4m3, ue8m0};
 
+use crate::flash::number;
 use crate::rig::{Fresh, Rig, first_difference, relative_error, rig, small};
 
 struct Operands {
@@ -37,7 +38,7 @@ fn forms(rig: &Rig, cols: usize) -> Vec<Form> {
     let mut forms = vec![form("experts_fp4", ["experts_fp4_4", "experts_fp4_2"], 8, (16 * cols + cols / 4) as u32)];
     forms.push(form("experts_fp4", ["experts_fp4_many_4", "experts_fp4_many_2"], 64, 0));
     if cubins::find("experts_fp4_wide", rig.context.gpu().major, rig.context.gpu().minor).is_some() {
-        let bytes = 4 * 64 * 260 + 4 * 64 * 132 + 192 * 64 * 4 + 64;
+        let bytes = 4 * 64 * 260 + 4 * 64 * 132 + 192 * 64 * 4 + 48 * 1088 + 64 + 384;
         forms.push(form("experts_fp4_wide", ["experts_fp4_wide_4", "experts_fp4_wide_2"], 64, bytes));
     }
     forms
@@ -94,8 +95,12 @@ fn pairs_agree_and_do_not_depend_on_their_group() {
         }
         let byte = |v: f32| (128.0 + 127.0 * v) as u8;
         let codes: Vec<u8> = fresh.floats(experts * rows * cols / 2).into_iter().map(byte).collect();
-        let scales: Vec<u8> =
-            fresh.floats(experts * rows * cols / 32).into_iter().map(|v| (122.0 + 4.0 * v) as u8).collect();
+        // Rows of different sizes; some groups are far below the others of their row.
+        let scale = |(i, v): (usize, f32)| {
+            let (row, far) = (i / (cols / 32), if i % 17 == 3 { 30.0 } else { 0.0 });
+            (122.0 + 5.0 * v - 20.0 * (row % 3) as f32 - far) as u8
+        };
+        let scales: Vec<u8> = fresh.floats(experts * rows * cols / 32).into_iter().enumerate().map(scale).collect();
         let (inputs, pairs) = (5usize, 75usize);
         let x: Vec<u8> = fresh.floats(inputs * cols).into_iter().map(|v| e4m3::encode(448.0 * v * v * v)).collect();
         let x_scales: Vec<f32> =
@@ -142,8 +147,13 @@ fn pairs_agree_and_do_not_depend_on_their_group() {
             (0..cols).map(one).sum()
         };
         let at: Vec<(usize, usize)> = (0..40).map(|i| (i % pairs, (i * 37) % rows)).collect();
-        let reference: Vec<f32> = at.iter().map(|&(p, r)| exact(p, r) as f32).collect();
-        let ours: Vec<f32> = at.iter().map(|&(p, r)| results[0][p * rows + r]).collect();
+        // Of small rows as much counts as of large ones.
+        let size = |pair: usize, row: usize| {
+            let expert = if pair < 72 { experts - 1 } else { 0 };
+            2f32.powi(20 * ((expert * rows + row) % 3) as i32)
+        };
+        let reference: Vec<f32> = at.iter().map(|&(p, r)| exact(p, r) as f32 * size(p, r)).collect();
+        let ours: Vec<f32> = at.iter().map(|&(p, r)| results[0][p * rows + r] * size(p, r)).collect();
         let error = relative_error(&ours, &reference);
         println!("experts_fp4 {experts} x {rows} x {cols}: {error:.1e}");
         assert!(error < 1e-5 && results[0].iter().all(|v| v.is_finite()), "{error}");
@@ -151,11 +161,13 @@ fn pairs_agree_and_do_not_depend_on_their_group() {
 }
 
 /// Flash's experts in a graph: gate and up, then down, all forms; other experts each time, so that they come from memory.
+/// EXPERTS_TOKENS takes one number of tokens alone.
 #[test]
 fn flash_experts_are_measured() {
     let Some(mut rig) = rig(8 << 30) else { return };
     let mut fresh = Fresh::new();
-    for tokens in [1usize, 4, 8, 16, 32, 64, 128, 512, 2048] {
+    let only = number("EXPERTS_TOKENS", 0);
+    for tokens in [1usize, 4, 8, 16, 32, 64, 128, 512, 2048, 4096].into_iter().filter(|&t| only == 0 || t == only) {
         // Six experts of each token, by expert.
         let mut of_expert = vec![Vec::new(); 256];
         for token in 0..tokens as u32 {
