@@ -1,292 +1,426 @@
 // architectures: 90a
-// The products of linear_fp8.cu for many tokens on Hopper's warpgroups; a token has the same bits from either file.
-// linear_fp8.md has floor, design and measured steps.
+// y = W x with e4m3 weights and inputs on Hopper's warpgroups: W [groups, rows, cols] with a float scale per 128 x 128 block, x
+// [tokens, groups, cols] with a float scale per 128 columns, y float [tokens, groups, rows]. linear_fp8.md has floor, design and
+// measured steps. Other GPUs take linear_fp8.cu.
 //
-// Blocks stay and take tiles of 128 weight rows and N tokens in turn. Two warpgroups have 64 rows each: their codes come
-// straight to registers, a column block ahead and across tiles, and are widened there. A third one widens the tokens' codes
-// into shared memory, where the tensor cores read them. Sums run as in linear_fp8.cu: eight steps over a block of 128 columns,
-// scaled, added to the part; parts in order. Needs rows % 16 == 0 (128 with several groups), cols % 128 == 0.
+// Tokens are the 64 rows of a warpgroup's product, weights its columns; codes come to shared memory by the copy engine and go to
+// the tensor cores as they are. A block of 128 columns is one sum there, scaled by both scales and added up in float: in PARTS parts,
+// of which part p has the column blocks p, p + PARTS, ..., and these are added in order. So a token has the same bits from either kernel and
+// with any other tokens. Needs rows % 16 == 0 (128 with several groups), cols % 128 == 0.
 #include <stdint.h>
 
 #include "common/barrier.cuh"
 #include "common/cluster.cuh"
-#include "common/copy.cuh"
-#include "common/halves.cuh"
 #include "common/overlap.cuh"
-#include "common/tiles.cuh"
+#include "common/tensor_map.cuh"
 #include "common/wgmma.cuh"
+#include "common/wgmma_fp8.cuh"
 
 namespace {
 
-constexpr int BLOCK = 128, TILE = 128, CONSUMERS = 256;
-// Stages of halves, and of codes on their way to be widened.
-constexpr int STAGES = 3, RAW = 3;
+using longwave::TensorMap;
 
-template <int N>
-struct Form {
-    // Bytes of a stage: 128 columns of every token. Scales of all stages lie behind them.
-    static constexpr int STAGE = N * 2 * BLOCK, SCALES = STAGES * STAGE;
-    // Behind the stages: codes, a float of each product for the sum of its parts, barriers.
-    static constexpr int CODES = SCALES + STAGES * N * 4, SUMS = CODES + RAW * N * (BLOCK + 4), BARRIERS = SUMS + CONSUMERS * N / 2 * 4;
-};
+constexpr unsigned BLOCK = 128;
 
 struct Operands {
-    const uint8_t* w;
+    const TensorMap& w;
+    const TensorMap& x;
     const float* w_scales;
-    const uint8_t* x;
     const float* x_scales;
     float* y;
-    unsigned rows, cols, tokens, split, groups;
+    unsigned rows, cols, tokens, groups;
 
-    // Tile t: token tiles of a row tile follow each other, so that its weights come from memory once.
-    template <int N>
-    __device__ __forceinline__ bool find(unsigned t, unsigned& group, unsigned& row, unsigned& token) const {
-        const unsigned of_tokens = (tokens + N - 1) / N, of_rows = (rows + TILE - 1) / TILE;
-        token = t % of_tokens * N;
-        row = t / of_tokens % of_rows * TILE;
-        group = t / of_tokens / of_rows;
-        return group < groups;
+    __device__ __forceinline__ unsigned blocks() const {
+        return cols / BLOCK;
     }
 
-    // The column block after `block`: the next one of its part, or the first of the next part.
-    __device__ __forceinline__ void advance(unsigned& block, unsigned& part) const {
-        block += split;
-        block = block < cols / BLOCK ? block : ++part;
+    // Scales of the weights' row tile, which lies in one row of scales, and of a token; behind the last token comes the last one.
+    __device__ __forceinline__ const float* scales_of_rows(unsigned group, unsigned row) const {
+        return w_scales + (size_t(group) * ((rows + BLOCK - 1) / BLOCK) + row / BLOCK) * blocks();
     }
-};
 
-// Fills the stages: 128 threads. Pieces 2 s and 2 s + 1 are those of step s. A thread copies what it widens itself: loads into registers would have to arrive before each fence.
-template <int N>
-__device__ __forceinline__ void produce(const Operands& o, uint32_t base, uint32_t full, uint32_t empty) {
-    // Halves of 64 columns of a token that a thread has.
-    constexpr int OWN = N * 2 / 128;
-    const unsigned blocks = o.cols / BLOCK, thread = threadIdx.x - CONSUMERS, n = thread % N;
-    const uint32_t raw = base + Form<N>::CODES + thread * 16, raw_scale = base + Form<N>::CODES + N * BLOCK + thread * 4;
-    unsigned stage = 0, phase = 1;
-    // What is copied next, of this tile or one after it.
-    const uint8_t* from = nullptr;
-    const float* scales = nullptr;
-    unsigned t = blockIdx.x, step = 0, block = 0, part = 0;
-    bool more;
-    const auto begin = [&]() {
-        unsigned group, row, token;
-        more = o.find<N>(t, group, row, token);
-        if (more) {
-            const size_t own = min(token + n, o.tokens - 1) * size_t(o.groups) + group;
-            from = o.x + own * o.cols + (OWN == 2 ? 0 : thread / N * 64);
-            scales = o.x_scales + own * blocks;
-            step = block = part = 0;
-        }
-    };
-    const auto copy = [&](unsigned to) {
-        if (more) {
-#pragma unroll
-            for (int i = 0; i < 4 * OWN; i++) {
-                longwave::copy_16(raw + to * N * (BLOCK + 4) + i * 2048, from + block * BLOCK + 16 * i);
-            }
-            if (thread < N) {
-                longwave::copy_4(raw_scale + to * N * (BLOCK + 4), scales + block);
-            }
-            o.advance(block, part);
-            if (++step == blocks) {
-                t += gridDim.x;
-                begin();
-            }
-        }
-        longwave::commit_copies();
-    };
-    begin();
-    unsigned left = 0;
-    for (unsigned tile = blockIdx.x, group, row, token; o.find<N>(tile, group, row, token); tile += gridDim.x) {
-        left += blocks;
+    __device__ __forceinline__ const float* scales_of(unsigned group, unsigned token) const {
+        return x_scales + (size_t(min(token, tokens - 1)) * groups + group) * blocks();
     }
+
+    // Columns 8 n + 2 c and the next of the tile that begins at `row`, of token `token`.
+    template <int LENGTH>
+    __device__ __forceinline__ void store(const float (&v)[LENGTH], unsigned group, unsigned row, unsigned token, int half) const {
+        if (token < tokens) {
+            float* to = y + (size_t(token) * groups + group) * rows + row;
 #pragma unroll
-    for (int i = 0; i < RAW - 1; i++) {
-        copy(i);
-    }
-    for (; left > 0; left -= min(left, unsigned(RAW))) {
-#pragma unroll
-        for (int i = 0; i < RAW; i++) {
-            if (i >= left) {
-                break;
-            }
-            copy((i + RAW - 1) % RAW);
-            longwave::wait_copies<RAW - 1>();
-            uint4 codes[OWN][4];
-#pragma unroll
-            for (int k = 0; k < 4 * OWN; k++) {
-                codes[k / 4][k % 4] = longwave::read_16(raw + i * N * (BLOCK + 4) + k * 2048);
-            }
-            longwave::wait(empty + 8 * stage, phase);
-            const uint32_t to = base + stage * Form<N>::STAGE;
-#pragma unroll
-            for (int h = 0; h < OWN; h++) {
-                const unsigned half = OWN == 2 ? h : thread / N;
-#pragma unroll
-                for (int s = 0; s < 4; s++) {
-                    uint4 low, high;
-                    longwave::widen_e4m3(longwave::word(codes[h][0], s), low.x, high.x);
-                    longwave::widen_e4m3(longwave::word(codes[h][1], s), low.y, high.y);
-                    longwave::widen_e4m3(longwave::word(codes[h][2], s), low.z, high.z);
-                    longwave::widen_e4m3(longwave::word(codes[h][3], s), low.w, high.w);
-                    longwave::write_16(to + longwave::operand_piece(N, n, 8 * half + 2 * s), low);
-                    longwave::write_16(to + longwave::operand_piece(N, n, 8 * half + 2 * s + 1), high);
+            for (int n = 0; n < LENGTH / 4; n++) {
+                if (row + 8 * n < rows) {
+                    *reinterpret_cast<float2*>(to + 8 * n) = make_float2(v[4 * n + 2 * half], v[4 * n + 2 * half + 1]);
                 }
             }
-            if (thread < N) {
-                longwave::write_4(base + Form<N>::SCALES + stage * N * 4 + 4 * thread,
-                                  longwave::read_4(raw_scale + i * N * (BLOCK + 4)));
-            }
-            longwave::fence_shared();
-            longwave::arrive(full + 8 * stage);
-            stage = stage + 1 == STAGES ? 0 : stage + 1;
-            phase ^= stage == 0;
         }
     }
+};
+
+// A thread's scales of a column block: the weights' and those of its two tokens.
+struct Scales {
+    float w, low, high;
+};
+
+// Sums of a column block: begins them.
+template <int LENGTH>
+__device__ __forceinline__ void begin_block(float (&product)[LENGTH], uint32_t x, uint32_t w) {
+    longwave::wgmma_fence();
+    longwave::wgmma_e4m3<false>(product, x, w);
+#pragma unroll
+    for (int s = 1; s < 4; s++) {
+        longwave::wgmma_e4m3<true>(product, x + longwave::FP8_STEP * s, w + longwave::FP8_STEP * s);
+    }
+    longwave::wgmma_commit();
 }
 
-// One thread's weights of a column block: rows g and g + 8, columns 16 c .. and 64 + 16 c .. of the block.
-struct Weights {
-    uint4 low[2], high[2];
-    float scale;
-};
-
-// The weights that are loaded next, of this tile or the one after it.
-template <int N>
-struct Stream {
-    const uint8_t* low;
-    const float* scales;
-    unsigned t, step, block, part;
-    bool more;
-
-    __device__ __forceinline__ void begin(const Operands& o, unsigned tile) {
-        unsigned group, row, token;
-        t = tile;
-        step = block = part = 0;
-        more = o.find<N>(t, group, row, token);
-        if (more) {
-            const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-            const unsigned first = min(row + warp * 16, o.rows - 16);
-            low = o.w + (size_t(group) * o.rows + first + lane / 4) * o.cols + 16 * (lane % 4);
-            scales = o.w_scales + (size_t(group) * (o.rows / BLOCK) + first / BLOCK) * (o.cols / BLOCK);
-        }
-    }
-
-    __device__ __forceinline__ void load(const Operands& o, Weights& to) {
-        if (more) {
+// Waits for a block's sums, with that many blocks begun behind it, and adds them; `end` gives its operands back.
+template <int BEHIND, int LENGTH, class End>
+__device__ __forceinline__ void add_block(float (&total)[LENGTH], float (&product)[LENGTH], const Scales& scales, const End& end) {
+    const float low = scales.w * scales.low, high = scales.w * scales.high;
+    longwave::wgmma_wait<BEHIND>();
+    longwave::wgmma_done(product);
+    end();
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                to.low[half] = __ldg(reinterpret_cast<const uint4*>(low + block * BLOCK + 64 * half));
-                to.high[half] = __ldg(reinterpret_cast<const uint4*>(low + block * BLOCK + 64 * half + 8 * o.cols));
+    for (int i = 0; i < LENGTH; i++) {
+        total[i] = fmaf(product[i], i % 4 < 2 ? low : high, total[i]);
+    }
+    // Now: the compiler must not leave additions for after the next sums have begun in these registers.
+    longwave::wgmma_done(total);
+}
+
+// Adds `count` column blocks to `total`: while one is added, the next one's sums are under way. `begin(product)` begins the
+// next block and gives its scales, `end()` is called when the operands of one are free, `added()` when it is in `total`.
+template <int LENGTH, class Begin, class End, class Added>
+__device__ __forceinline__ void add_blocks(float (&total)[LENGTH], float (&one)[LENGTH], float (&other)[LENGTH], unsigned count,
+                                           const Begin& begin, const End& end, const Added& added) {
+    Scales of_one = begin(one), of_other;
+    unsigned i = 0;
+    for (; i + 2 < count; i += 2) {
+        of_other = begin(other);
+        add_block<1>(total, one, of_one, end);
+        added();
+        of_one = begin(one);
+        add_block<1>(total, other, of_other, end);
+        added();
+    }
+    if (i + 1 < count) {
+        of_other = begin(other);
+        add_block<1>(total, one, of_one, end);
+        added();
+        add_block<0>(total, other, of_other, end);
+    } else {
+        add_block<0>(total, one, of_one, end);
+    }
+    added();
+}
+
+// Threads that copy: one alone takes longer for a column block than its bytes do.
+constexpr unsigned PRODUCERS = 4;
+
+// What is copied next: a column block of a tile of `size` rows.
+struct Cursor {
+    const Operands& o;
+    unsigned tile, of_group, size, blocks, block, row, col;
+
+    __device__ __forceinline__ Cursor(unsigned first, unsigned tiles_of_group, unsigned tile_size, const Operands& operands)
+        : o(operands), tile(first), of_group(tiles_of_group), size(tile_size), blocks(operands.blocks()), block(0) {
+        begin();
+    }
+
+    __device__ __forceinline__ void begin() {
+        const unsigned group = tile / of_group;
+        row = group * o.rows + (tile - group * of_group) * size;
+        col = group * o.cols;
+    }
+
+    __device__ __forceinline__ void advance(unsigned by) {
+        block += by;
+        if (block >= blocks) {
+            for (; block >= blocks; block -= blocks) {
+                tile += gridDim.x;
             }
-            to.scale = __ldg(scales + block);
-            o.advance(block, part);
-            if (++step == o.cols / BLOCK) {
-                begin(o, t + gridDim.x);
-            }
+            begin();
         }
+    }
+
+    // The first of the two: its barrier expects both.
+    __device__ __forceinline__ void copy_weights(uint32_t to, uint32_t bytes, uint32_t barrier) const {
+        longwave::arrive_expecting(barrier, bytes);
+        longwave::copy_box(to, o.w, block * BLOCK, row, barrier);
+    }
+
+    __device__ __forceinline__ void copy_inputs(uint32_t to, uint32_t barrier) const {
+        longwave::copy_box(to, o.x, col + block * BLOCK, 0, barrier);
     }
 };
 
-template <int N>
-__device__ __forceinline__ void consume(const Operands& o, uint32_t base, uint32_t full, uint32_t empty, float* own) {
-    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, blocks = o.cols / BLOCK;
-    Stream<N> stream;
-    stream.begin(o, blockIdx.x);
-    Weights ahead;
-    stream.load(o, ahead);
-    float total[N / 2], product[N / 2];
+// Up to 64 tokens: weights stream past them. A block has tiles of N weight rows in turn; each of its PARTS warpgroups has a part of
+// the columns. A stage of the ring is a column block of the weights and of `held` tokens; what wgmma reads behind these are other
+// bytes, of the ring or behind it, whose products nobody uses.
+template <int N, unsigned PARTS>
+__device__ __forceinline__ void stream(const Operands& o, unsigned held, unsigned stages) {
+    constexpr unsigned CONSUMERS = 128 * PARTS;
+    extern __shared__ __align__(1024) uint8_t memory[];
+    const uint32_t base = longwave::shared_address(memory), stage_bytes = (N + held) * BLOCK;
+    const uint32_t full = base + stages * stage_bytes + (PARTS - 1) * N * 256, empty = full + 8 * stages;
+    float* const sums = reinterpret_cast<float*>(memory + stages * stage_bytes);
+    const unsigned blocks = o.blocks(), of_group = (o.rows + N - 1) / N, tiles = of_group * o.groups;
+    if (threadIdx.x < stages) {
+        longwave::init_barrier(full + 8 * threadIdx.x, 1);
+        longwave::init_barrier(empty + 8 * threadIdx.x, 4 * longwave::WARP_ARRIVALS);
+        longwave::show_barriers();
+    }
+    if (threadIdx.x == CONSUMERS) {
+        longwave::fetch_map(o.w);
+        longwave::fetch_map(o.x);
+    }
+    __syncthreads();
+    if (threadIdx.x >= CONSUMERS) {
+        if (threadIdx.x % 32 == 0) {
+            // Every producer has each PRODUCERS-th column block, and so always the same slots.
+            const unsigned producer = (threadIdx.x - CONSUMERS) / 32;
+            Cursor weights(blockIdx.x, of_group, N, o);
+            weights.advance(producer);
+            Cursor inputs = weights;
+            // Weights are there before the kernels before this one have ended.
+            for (unsigned s = producer; s < stages && weights.tile < tiles; s += PRODUCERS) {
+                weights.copy_weights(base + s * stage_bytes, stage_bytes, full + 8 * s);
+                weights.advance(PRODUCERS);
+            }
+            longwave::wait_before();
+            for (unsigned s = producer; s < stages && inputs.tile < tiles; s += PRODUCERS) {
+                inputs.copy_inputs(base + s * stage_bytes + N * BLOCK, full + 8 * s);
+                inputs.advance(PRODUCERS);
+            }
+            for (unsigned s = producer, phase = 0; inputs.tile < tiles; inputs.advance(PRODUCERS)) {
+                longwave::wait(empty + 8 * s, phase);
+                inputs.copy_weights(base + s * stage_bytes, stage_bytes, full + 8 * s);
+                inputs.copy_inputs(base + s * stage_bytes + N * BLOCK, full + 8 * s);
+                s += PRODUCERS;
+                if (s >= stages) {
+                    s = producer;
+                    phase ^= 1;
+                }
+            }
+        }
+        return;
+    }
+    longwave::wait_before();
+    // The same for all lanes, and known to be.
+    const unsigned part = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    const unsigned thread = threadIdx.x % 128, lane = thread % 32, token = thread / 32 * 16 + lane / 4, c = lane % 4;
+    const unsigned count = (blocks + PARTS - 1 - part) / PARTS;
+    float total[N / 2], one[N / 2], other[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
-        product[i] = 0.f;
+        one[i] = other[i] = 0.f;
     }
-    unsigned stage = 0, phase = 0, group, first_row, first_token;
-    for (unsigned t = blockIdx.x; o.find<N>(t, group, first_row, first_token); t += gridDim.x) {
+    for (unsigned t = blockIdx.x, first = part; t < tiles; t += gridDim.x, first += blocks) {
+        const unsigned group = t / of_group, row = t % of_group * N;
+        const float* low = o.scales_of(group, token) + part;
+        const float* high = o.scales_of(group, token + 8) + part;
+        // Of this part's column blocks, one a lane.
+        const float* w_scales = o.scales_of_rows(group, row) + part;
+        const float of_lane = lane < count ? __ldg(w_scales + PARTS * lane) : 0.f;
 #pragma unroll
         for (int i = 0; i < N / 2; i++) {
-            total[i] = own[i * CONSUMERS] = 0.f;
+            total[i] = 0.f;
         }
-        unsigned block = 0, part = 0;
-        for (unsigned step = 0; step < blocks; step++) {
-            const Weights weights = ahead;
-            stream.load(o, ahead);
-            const uint32_t from = base + stage * Form<N>::STAGE;
-            longwave::wait(full + 8 * stage, phase);
-            // All of A first: a fence between two steps would let the second wait for the first.
-            uint32_t a[8][4];
-#pragma unroll
-            for (int s = 0; s < 8; s++) {
-                longwave::widen_e4m3(longwave::word(weights.low[s / 4], s % 4), a[s][0], a[s][2]);
-                longwave::widen_e4m3(longwave::word(weights.high[s / 4], s % 4), a[s][1], a[s][3]);
-            }
-            longwave::wgmma_fence();
-            longwave::wgmma_f16<false>(product, a[0], longwave::operand(from, N, 0));
-#pragma unroll
-            for (int s = 1; s < 8; s++) {
-                longwave::wgmma_f16<true>(product, a[s], longwave::operand(from, N, s));
-            }
-            longwave::wgmma_commit();
-            longwave::wgmma_wait<0>();
-            longwave::wgmma_done(product);
-            const bool ends = block + o.split >= blocks;
-#pragma unroll
-            for (int n = 0; n < N / 8; n++) {
-                const uint2 scales = longwave::read_8(base + Form<N>::SCALES + (stage * N + 8 * n + 2 * c) * 4);
-                const float s[2] = {weights.scale * __uint_as_float(scales.x), weights.scale * __uint_as_float(scales.y)};
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    total[4 * n + i] = fmaf(product[4 * n + i], s[i % 2], total[4 * n + i]);
-                }
-            }
-            longwave::arrive_of_warp(empty + 8 * stage);
-            if (ends) {
-#pragma unroll
-                for (int i = 0; i < N / 2; i++) {
-                    own[i * CONSUMERS] += total[i];
-                    total[i] = 0.f;
-                }
-            }
-            stage = stage + 1 == STAGES ? 0 : stage + 1;
-            phase ^= stage == 0;
-            o.advance(block, part);
+        if (count > 0) {
+            unsigned i = 0, stage = first % stages, phase = first / stages & 1, free = stage;
+            add_blocks(
+                total, one, other, count,
+                [&](float(&product)[N / 2]) {
+                    const Scales scales = {__shfl_sync(0xffffffffu, of_lane, i), __ldg(low + PARTS * i), __ldg(high + PARTS * i)};
+                    i++;
+                    const uint32_t w = base + stage * stage_bytes;
+                    longwave::wait(full + 8 * stage, phase);
+                    begin_block(product, longwave::fp8_rows(w + N * BLOCK), longwave::fp8_rows(w));
+                    stage += PARTS;
+                    if (stage >= stages) {
+                        stage -= stages;
+                        phase ^= 1;
+                    }
+                    return scales;
+                },
+                [&]() {
+                    longwave::arrive_of_warp(empty + 8 * free);
+                    free = free + PARTS >= stages ? free + PARTS - stages : free + PARTS;
+                },
+                [] {});
         }
-        const unsigned row = first_row + warp * 16;
-        if (row < o.rows) {
+        // Sums of the tile before are read.
+        if (t != blockIdx.x) {
+            asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory");
+        }
+        float* buffer = sums + thread;
+        if (part > 0) {
 #pragma unroll
             for (int i = 0; i < N / 2; i++) {
-                const unsigned token = first_token + i / 4 * 8 + 2 * c + i % 2;
-                if (token < o.tokens) {
-                    o.y[(size_t(token) * o.groups + group) * o.rows + row + g + i % 4 / 2 * 8] = own[i * CONSUMERS];
+                buffer[((part - 1) * N / 2 + i) * 128] = total[i];
+            }
+        }
+        asm volatile("bar.sync 2, %0;" ::"n"(CONSUMERS) : "memory");
+        if (part == 0) {
+#pragma unroll
+            for (unsigned p = 0; p < PARTS - 1; p++) {
+#pragma unroll
+                for (int i = 0; i < N / 2; i++) {
+                    total[i] += buffer[(p * N / 2 + i) * 128];
                 }
             }
+            o.store(total, group, row + 2 * c, token, 0);
+            o.store(total, group, row + 2 * c, token + 8, 1);
         }
     }
 }
 
-template <int N>
-__device__ __forceinline__ void linear(const Operands& o) {
-    extern __shared__ __align__(1024) uint8_t memory[];
-    const uint32_t base = longwave::shared_address(memory), full = base + Form<N>::BARRIERS, empty = full + 8 * STAGES;
-    longwave::init_ring<STAGES>(full, empty, 128, CONSUMERS / 32 * longwave::WARP_ARRIVALS);
-    if (threadIdx.x >= CONSUMERS) {
-        longwave::fewer_registers<72>();
-        produce<N>(o, base, full, empty);
-    } else {
-        longwave::more_registers<216>();
-        consume<N>(o, base, full, empty, reinterpret_cast<float*>(memory + Form<N>::SUMS) + threadIdx.x);
+// Many tokens: tiles of 128 tokens and 128 weight rows. The two blocks of a cluster have the same tokens, of which each brings half
+// to both, and neighbouring rows.
+constexpr unsigned STAGES = 5, CONSUMERS = 256, TILE = 128, OPERAND = TILE * BLOCK, STAGE = 2 * OPERAND, SUMS = TILE * TILE * 4;
+
+// Column blocks in the order of their parts.
+template <unsigned PARTS>
+struct Order {
+    unsigned blocks, block, part;
+
+    __device__ __forceinline__ explicit Order(unsigned count) : blocks(count), block(0), part(0) {}
+
+    // Whether the block is the last of its part.
+    __device__ __forceinline__ bool ends() const {
+        return block + PARTS >= blocks;
     }
+
+    __device__ __forceinline__ void advance() {
+        block = ends() ? ++part : block + PARTS;
+    }
+};
+
+template <unsigned PARTS>
+__device__ __forceinline__ void tiles(const Operands& o) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    const uint32_t base = longwave::shared_address(memory), full = base + STAGES * STAGE + SUMS, empty = full + 8 * STAGES;
+    const unsigned rank = longwave::cluster_rank(), clusters = gridDim.x / 2, blocks = o.blocks();
+    const unsigned of_tokens = (o.tokens + TILE - 1) / TILE, of_rows = (o.rows + 2 * TILE - 1) / (2 * TILE);
+    const unsigned count = of_tokens * of_rows * o.groups;
+    longwave::init_ring<STAGES>(full, empty, 1, 2 * CONSUMERS / 32);
+    longwave::cluster_sync();
+    if (threadIdx.x >= CONSUMERS) {
+        longwave::fewer_registers<40>();
+        if (threadIdx.x == CONSUMERS) {
+            unsigned stage = 0, phase = 1;
+            for (unsigned t = blockIdx.x / 2; t < count; t += clusters) {
+                const unsigned token = t % of_tokens * TILE, pair = t / of_tokens, group = pair / of_rows;
+                const unsigned row = group * o.rows + (pair % of_rows * 2 + rank) * TILE;
+                Order<PARTS> order(blocks);
+                for (unsigned i = 0; i < blocks; i++, order.advance()) {
+                    const unsigned b = order.block;
+                    const uint32_t at = base + stage * STAGE, barrier = full + 8 * stage;
+                    longwave::wait(empty + 8 * stage, phase);
+                    longwave::arrive_expecting(barrier, STAGE);
+                    longwave::copy_box(at + rank * OPERAND / 2, o.x, group * o.cols + b * BLOCK, token + rank * TILE / 2, barrier,
+                                       uint16_t(3));
+                    longwave::copy_box(at + OPERAND, o.w, b * BLOCK, row, barrier);
+                    stage = stage + 1 == STAGES ? 0 : stage + 1;
+                    phase ^= stage == 0;
+                }
+            }
+        }
+    } else {
+        longwave::more_registers<232>();
+        const unsigned half = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), lane = threadIdx.x % 32, c = lane % 4;
+        float* const own = reinterpret_cast<float*>(memory + STAGES * STAGE) + threadIdx.x;
+        unsigned stage = 0, phase = 0, free = 0;
+        float total[64], one[64], other[64];
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            one[i] = other[i] = 0.f;
+        }
+        for (unsigned t = blockIdx.x / 2; t < count; t += clusters) {
+            const unsigned pair = t / of_tokens, group = pair / of_rows, row = (pair % of_rows * 2 + rank) * TILE;
+            const unsigned token = t % of_tokens * TILE + threadIdx.x / 32 * 16 + lane / 4;
+            const float* w_scales = o.scales_of_rows(group, min(row, o.rows - 1));
+            const float* low = o.scales_of(group, token);
+            const float* high = o.scales_of(group, token + 8);
+#pragma unroll
+            for (int i = 0; i < 64; i++) {
+                total[i] = 0.f;
+            }
+            Order<PARTS> begun(blocks), added(blocks);
+            add_blocks(
+                total, one, other, blocks,
+                [&](float(&product)[64]) {
+                    const unsigned b = begun.block;
+                    begun.advance();
+                    const Scales scales = {__ldg(w_scales + b), __ldg(low + b), __ldg(high + b)};
+                    const uint32_t at = base + stage * STAGE;
+                    longwave::wait(full + 8 * stage, phase);
+                    begin_block(product, longwave::fp8_rows(at + half * OPERAND / 2), longwave::fp8_rows(at + OPERAND));
+                    stage = stage + 1 == STAGES ? 0 : stage + 1;
+                    phase ^= stage == 0;
+                    return scales;
+                },
+                [&]() {
+                    __syncwarp();
+                    if (lane < 2) {
+                        longwave::arrive_in(empty + 8 * free, lane);
+                    }
+                    free = free + 1 == STAGES ? 0 : free + 1;
+                },
+                [&]() {
+                    if (added.ends()) {
+                        // The sum of the parts so far; the last one's stays in registers.
+                        const bool begins = added.part == 0, more = added.part + 1 < min(PARTS, blocks);
+#pragma unroll
+                        for (int k = 0; k < 64; k++) {
+                            const float sum = begins ? total[k] : own[k * CONSUMERS] + total[k];
+                            if (more) {
+                                own[k * CONSUMERS] = sum;
+                            }
+                            total[k] = more ? 0.f : sum;
+                        }
+                    }
+                    added.advance();
+                });
+            o.store(total, group, row + 2 * c, token, 0);
+            o.store(total, group, row + 2 * c, token + 8, 1);
+        }
+    }
+    // The other block may still arrive at barriers here.
+    longwave::cluster_sync();
 }
 
 }  // namespace
 
-// Grid: at most as many blocks as multiprocessors, 384 threads. Dynamic shared memory: BARRIERS + 64.
-#define ENTRY(n)                                                                                                         \
-    extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1) linear_fp8_wide_##n(                                \
-        const uint8_t* w, const float* w_scales, const uint8_t* x, const float* x_scales, float* y, unsigned rows,       \
-        unsigned cols, unsigned tokens, unsigned split, unsigned groups) {                                               \
-        longwave::overlap();                                                                                             \
-        linear<n>({w, w_scales, x, x_scales, y, rows, cols, tokens, split, groups});                                     \
+// Grid: at most as many blocks as fit the multiprocessors at once, 128 PARTS + 128 threads. Dynamic shared memory: `stages` (a multiple
+// of PRODUCERS, at least two a part: a part begins a block before the last one is free) of N + held rows of 128 bytes, 16 bytes a stage, 256 N (PARTS - 1) for sums, 8 KiB at least. Boxes of N rows of w, of
+// `held` tokens (8, 16, 32 or 64) of x. With 4 parts from 2048 columns on, and 2 for fewer.
+#define STREAM(n, parts)                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(128 * parts + 32 * PRODUCERS) linear_fp8_stream_##n##_##parts(          \
+        const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x, const float* w_scales,                 \
+        const float* x_scales, float* y, unsigned rows, unsigned cols, unsigned tokens, unsigned groups, unsigned held,  \
+        unsigned stages) {                                                                                               \
+        longwave::start_next();                                                                                          \
+        stream<n, parts>({w, x, w_scales, x_scales, y, rows, cols, tokens, groups}, held, stages);                       \
     }
 
-ENTRY(64)
-ENTRY(128)
+STREAM(16, 4)
+STREAM(32, 4)
+STREAM(16, 2)
+STREAM(32, 2)
+STREAM(64, 2)
+
+// Grid: at most as many blocks as multiprocessors, an even number, clusters of two, 384 threads. Dynamic shared memory: STAGES *
+// (STAGE + 16) + SUMS. Boxes of 128 rows of w, of 64 tokens of x.
+#define TILES(parts)                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1) linear_fp8_tiles_##parts(                           \
+        const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x, const float* w_scales,                 \
+        const float* x_scales, float* y, unsigned rows, unsigned cols, unsigned tokens, unsigned groups) {               \
+        longwave::overlap();                                                                                             \
+        tiles<parts>({w, x, w_scales, x_scales, y, rows, cols, tokens, groups});                                         \
+    }
+
+TILES(4)
+TILES(2)

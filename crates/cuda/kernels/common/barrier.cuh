@@ -9,6 +9,11 @@ __device__ __forceinline__ void init_barrier(uint32_t barrier, uint32_t count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
+// Makes barriers that this thread initialised visible to the copy engine and to other blocks.
+__device__ __forceinline__ void show_barriers() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
 // Two barriers for each of STAGES buffers, eight bytes apart: who fills them arrives at `full`, who reads them at `empty`. All
 // threads of the block call it.
 template <int STAGES>
@@ -18,7 +23,7 @@ __device__ __forceinline__ void init_ring(uint32_t full, uint32_t empty, uint32_
             init_barrier(full + 8 * s, fillers);
             init_barrier(empty + 8 * s, readers);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        show_barriers();
     }
     __syncthreads();
 }

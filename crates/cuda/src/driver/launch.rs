@@ -11,6 +11,7 @@ use super::error::{DriverError, check};
 use super::memory::{DeviceSlice, Element};
 use super::module::Kernel;
 use super::stream::Stream;
+use super::tensor_map::TensorMap;
 
 /// Size of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +48,8 @@ pub enum Argument {
     U64(u64),
     /// `float`.
     F32(f32),
+    /// A map of a matrix, `const __grid_constant__ TensorMap`.
+    Map(TensorMap),
 }
 
 impl<T: Element> From<&DeviceSlice<T>> for Argument {
@@ -58,6 +61,12 @@ impl<T: Element> From<&DeviceSlice<T>> for Argument {
 impl From<u32> for Argument {
     fn from(value: u32) -> Argument {
         Argument::U32(value)
+    }
+}
+
+impl From<TensorMap> for Argument {
+    fn from(map: TensorMap) -> Argument {
+        Argument::Map(map)
     }
 }
 
@@ -82,6 +91,7 @@ impl Stream {
                 Argument::U32(value) => std::ptr::from_ref(value).cast_mut().cast(),
                 Argument::U64(value) => std::ptr::from_ref(value).cast_mut().cast(),
                 Argument::F32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Argument::Map(map) => std::ptr::from_ref(&map.0).cast_mut().cast(),
             };
         }
         // SAFETY: plain C data for which all zeros is valid; the fields that matter are set below.

@@ -11,6 +11,7 @@ mod launch;
 mod memory;
 mod module;
 mod stream;
+mod tensor_map;
 
 pub use alarm::{Alarm, Bell};
 pub use context::{Context, Gpu, Missing, can_reach, probe};
@@ -20,3 +21,4 @@ pub use launch::{Argument, Grid};
 pub use memory::{Arena, DeviceSlice, Element, Pinned};
 pub use module::{Kernel, Module};
 pub use stream::{Event, Stream};
+pub use tensor_map::TensorMap;

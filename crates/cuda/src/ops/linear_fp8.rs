@@ -1,24 +1,30 @@
 //! Products with fp8 weights and inputs, one matrix or groups of them.
 //! Assumes rows that are a multiple of 16 (of 128 with several groups) and columns that are a multiple of 128. A token has
-//! the same bits for any number of tokens.
+//! the same bits for any number of tokens. Hopper multiplies codes as they are, and its sums of 128 columns keep about 14 bits;
+//! other GPUs widen codes to halves.
 
 use super::parts;
 use crate::cubins;
-use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream};
+use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream, TensorMap};
 
-/// Up to so many tokens the weights are streamed; beyond, both operands are tiled in shared memory.
+/// Up to so many tokens the weights are streamed; beyond, both operands are tiled in shared memory. Without Hopper's kernels, and with
+/// them.
 const FEW: u32 = 32;
+const STREAMED: u32 = 64;
 /// Shared memory of a block for many tokens: three stages of both operands and of the inputs' scales, and the sums.
 const LARGE_BYTES: u32 = 3 * (256 * 128 + 256 + 128 * 4) + 128 * 128 * 4;
 const SMALL_BYTES: u32 = 3 * (128 * 128 + 256 + 64 * 4) + 64 * 64 * 4;
 
-/// Shared memory of a wide block for `n` tokens: three stages of halves and three of codes, with scales, sums of 128 rows,
-/// barriers.
-const fn wide_bytes(n: u32) -> u32 {
-    3 * n * 260 + 3 * n * 132 + 128 * n * 4 + 64
-}
+/// Shared memory of a block of Hopper's tiles: stages of both operands, barriers, sums.
+const TILES_BYTES: u32 = 5 * (2 * 128 * 128 + 16) + 128 * 128 * 4;
+/// Shared memory for stages of weights that stream, about, so that a block of the next kernel has room beside it.
+const STREAM_BYTES: u32 = 40 << 10;
+/// Columns at most: a lane keeps the scale of one column block of its part.
+const MOST_COLS: u32 = 4 * 32 * 128;
+/// Weight rows of a tile of streamed weights; 64 with two parts alone.
+const STREAM_ROWS: [u32; 3] = [16, 32, 64];
 
-/// Which kernel: all give the same bits.
+/// Which kernel. `Stream` and `Tiles` give the same bits, and so do the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// Weights stream past up to 32 tokens.
@@ -27,10 +33,10 @@ pub enum Form {
     Small,
     /// Tiles of 128 x 128.
     Large,
-    /// Tiles of 128 rows and 64 tokens, on Hopper.
-    Wide64,
-    /// Tiles of 128 rows and 128 tokens, on Hopper.
-    Wide128,
+    /// Weights stream past up to 64 tokens, on Hopper.
+    Stream,
+    /// Tiles of 128 tokens and 128 rows, on Hopper.
+    Tiles,
 }
 
 /// The kernels.
@@ -39,9 +45,16 @@ pub struct LinearFp8 {
     few: [[Kernel; 2]; 3],
     large: Kernel,
     small: Kernel,
-    /// For 64 and 128 tokens at once; on Hopper.
-    wide: Option<[Kernel; 2]>,
+    hopper: Option<Hopper>,
     multiprocessors: u32,
+}
+
+/// Hopper's kernels.
+struct Hopper {
+    /// By parts of the columns (4, 2), then by [`STREAM_ROWS`].
+    stream: [Vec<Kernel>; 2],
+    /// By parts of the columns.
+    tiles: [Kernel; 2],
 }
 
 /// `y = W x`; with several groups each has its own weights, inputs and results.
@@ -72,14 +85,25 @@ impl LinearFp8 {
     pub fn new(context: &Context) -> Result<LinearFp8, DriverError> {
         let module = Module::load(context, "linear_fp8")?;
         let kernel = |name| module.kernel(name, 0);
-        let wide = || {
+        let hopper = || {
             let module = Module::load(context, "linear_fp8_wide")?;
-            let kernel = |name, tokens| module.kernel(name, wide_bytes(tokens));
-            Ok([kernel("linear_fp8_wide_64", 64)?, kernel("linear_fp8_wide_128", 128)?])
+            let stream = |name| module.kernel(name, 192 << 10);
+            let tiles = |name| module.kernel(name, TILES_BYTES);
+            Ok(Hopper {
+                stream: [
+                    vec![stream("linear_fp8_stream_16_4")?, stream("linear_fp8_stream_32_4")?],
+                    vec![
+                        stream("linear_fp8_stream_16_2")?,
+                        stream("linear_fp8_stream_32_2")?,
+                        stream("linear_fp8_stream_64_2")?,
+                    ],
+                ],
+                tiles: [tiles("linear_fp8_tiles_4")?, tiles("linear_fp8_tiles_2")?],
+            })
         };
-        let hopper = cubins::find("linear_fp8_wide", context.gpu().major, context.gpu().minor).is_some();
+        let is_hopper = cubins::find("linear_fp8_wide", context.gpu().major, context.gpu().minor).is_some();
         Ok(LinearFp8 {
-            wide: hopper.then(wide).transpose()?,
+            hopper: is_hopper.then(hopper).transpose()?,
             few: [
                 [kernel("linear_fp8_1_8")?, kernel("linear_fp8_1_2")?],
                 [kernel("linear_fp8_2_8")?, kernel("linear_fp8_2_2")?],
@@ -91,24 +115,20 @@ impl LinearFp8 {
         })
     }
 
-    /// The forms that the GPU has.
-    pub fn forms(&self) -> Vec<Form> {
-        let all = [Form::Few, Form::Small, Form::Large, Form::Wide64, Form::Wide128];
-        all.into_iter().filter(|form| self.wide.is_some() || !matches!(form, Form::Wide64 | Form::Wide128)).collect()
+    /// The forms that the GPU has, by the bits they give.
+    pub fn forms(&self) -> Vec<Vec<Form>> {
+        let mut forms = vec![vec![Form::Few, Form::Small, Form::Large]];
+        forms.extend(self.hopper.as_ref().map(|_| vec![Form::Stream, Form::Tiles]));
+        forms
     }
 
     /// The one that is fastest for a product.
     pub fn form(&self, p: &Fp8Product) -> Form {
-        let waves = |edge: u32| {
-            let tiles = p.tokens.div_ceil(edge) * p.rows.div_ceil(128) * p.groups;
-            tiles.div_ceil(self.multiprocessors)
-        };
         let large = p.tokens.div_ceil(128) * p.rows.div_ceil(128) * p.groups >= self.multiprocessors;
-        match p.tokens {
-            ..=FEW => Form::Few,
-            // A tile of 64 tokens takes five eighths of the time of one of 128.
-            _ if self.wide.is_some() && 8 * waves(128) <= 5 * waves(64) => Form::Wide128,
-            _ if self.wide.is_some() => Form::Wide64,
+        match (self.hopper.is_some(), p.tokens) {
+            (true, ..=STREAMED) => Form::Stream,
+            (true, _) => Form::Tiles,
+            (false, ..=FEW) => Form::Few,
             _ if large => Form::Large,
             _ => Form::Small,
         }
@@ -119,9 +139,11 @@ impl LinearFp8 {
         self.launch_as(stream, p, self.form(p))
     }
 
-    /// Launches it in this form, of which `Few` takes no more than 32 tokens.
+    /// Launches it in this form, of which `Few` takes no more than 32 tokens and `Stream` no more than 64.
     pub fn launch_as(&self, stream: &Stream, p: &Fp8Product, form: Form) -> Result<(), DriverError> {
-        let fits = p.rows.is_multiple_of(if p.groups > 1 { 128 } else { 16 }) && p.cols.is_multiple_of(128);
+        let fits = p.rows.is_multiple_of(if p.groups > 1 { 128 } else { 16 })
+            && p.cols.is_multiple_of(128)
+            && p.cols <= MOST_COLS;
         assert!(fits, "an fp8 product of {} x {} in {} groups", p.rows, p.cols, p.groups);
         if p.tokens == 0 {
             return Ok(());
@@ -129,15 +151,9 @@ impl LinearFp8 {
         let parts = parts(p.cols);
         let [w, w_scales, x, x_scales, y] = [p.w, p.w_scales, p.x, p.x_scales, p.y].map(Argument::Pointer);
         let [rows, cols, tokens, split, groups] = [p.rows, p.cols, p.tokens, parts, p.groups].map(Argument::U32);
-        let arguments = [w, w_scales, x, x_scales, y, rows, cols, tokens, split, groups];
+        let arguments = [w, w_scales, x, x_scales, y, rows, cols, tokens, split];
         let few = [w, w_scales, x, x_scales, y, rows, cols, tokens, groups];
         let tiles = |edge: u32| [p.tokens.div_ceil(edge), p.rows.div_ceil(edge), p.groups];
-        let wide = |index: usize, edge: u32| {
-            let all = p.tokens.div_ceil(edge) * p.rows.div_ceil(128) * p.groups;
-            let grid = Grid { shared_bytes: wide_bytes(edge), ..Grid::new(all.min(self.multiprocessors), 384) };
-            let kernels = self.wide.as_ref().expect("only a GPU that has wide forms is asked for one");
-            stream.launch(&kernels[index], grid, &arguments)
-        };
         match form {
             Form::Few => {
                 assert!(p.tokens <= FEW, "{} tokens are not few", p.tokens);
@@ -148,14 +164,49 @@ impl LinearFp8 {
             }
             Form::Small => {
                 let grid = Grid { blocks: tiles(64), shared_bytes: SMALL_BYTES, ..Grid::new(1, 128) };
-                stream.launch(&self.small, grid, &arguments[..9])
+                stream.launch(&self.small, grid, &arguments)
             }
             Form::Large => {
                 let grid = Grid { blocks: tiles(128), shared_bytes: LARGE_BYTES, ..Grid::new(1, 256) };
-                stream.launch(&self.large, grid, &arguments[..9])
+                stream.launch(&self.large, grid, &arguments)
             }
-            Form::Wide64 => wide(0, 64),
-            Form::Wide128 => wide(1, 128),
+            Form::Stream | Form::Tiles => self.hopper().launch(stream, p, form, self.multiprocessors),
         }
+    }
+
+    fn hopper(&self) -> &Hopper {
+        self.hopper.as_ref().expect("only a GPU that has its forms is asked for one")
+    }
+}
+
+impl Hopper {
+    fn launch(&self, stream: &Stream, p: &Fp8Product, form: Form, multiprocessors: u32) -> Result<(), DriverError> {
+        let maps = |rows: u32, held: u32| -> Result<[Argument; 2], DriverError> {
+            let w = TensorMap::new(p.w, p.groups * p.rows, p.cols, rows)?;
+            Ok([w.into(), TensorMap::new(p.x, p.tokens, p.groups * p.cols, held)?.into()])
+        };
+        let pointers = [p.w_scales, p.x_scales, p.y].map(Argument::Pointer);
+        let sizes = [p.rows, p.cols, p.tokens, p.groups].map(Argument::U32);
+        let parts = if p.cols >= 2048 { 4 } else { 2 };
+        let narrow = usize::from(parts == 2);
+        if form == Form::Tiles {
+            let all = p.tokens.div_ceil(128) * p.rows.div_ceil(256) * p.groups;
+            let blocks = 2 * all.min(multiprocessors / 2);
+            let grid = Grid { shared_bytes: TILES_BYTES, cluster: 2, ..Grid::new(blocks, 384) };
+            return stream.launch(&self.tiles[narrow], grid, &[&maps(128, 64)?[..], &pointers, &sizes].concat());
+        }
+        assert!(p.tokens <= STREAMED, "{} tokens are not few", p.tokens);
+        let tiles = |which: &usize| p.rows.div_ceil(STREAM_ROWS[*which]) * p.groups;
+        // The largest tiles of which nearly every multiprocessor has one.
+        let which = (0..self.stream[narrow].len()).rev().find(|which| tiles(which) >= multiprocessors * 7 / 8).unwrap_or(0);
+        let held = p.tokens.next_power_of_two().max(8);
+        let stage_bytes = (STREAM_ROWS[which] + held) * 128;
+        // Of each four slots a thread that copies has one, and a part needs two: it begins a block before the last one is free.
+        let stages = (STREAM_BYTES / stage_bytes / 4 * 4).max(8);
+        let sums = (256 * STREAM_ROWS[which] * (parts - 1)).max(8 << 10);
+        let shared_bytes = stages * (stage_bytes + 16) + sums;
+        let grid = Grid { shared_bytes, ..Grid::new(tiles(&which).min(multiprocessors), 128 * parts + 128) };
+        let sizes = [&sizes[..], &[held.into(), stages.into()]].concat();
+        stream.launch(&self.stream[narrow][which], grid, &[&maps(STREAM_ROWS[which], held)?[..], &pointers, &sizes].concat())
     }
 }

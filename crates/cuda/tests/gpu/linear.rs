@@ -28,6 +28,9 @@ impl Codes {
     }
 }
 
+/// Hopper's fp8 sums of 128 columns keep about 14 bits; results are rounded to nine afterwards.
+const TOLERANCE: f64 = 1e-3;
+
 struct Operands {
     w: DeviceSlice<u8>,
     w_scales: DeviceSlice<f32>,
@@ -52,6 +55,14 @@ impl Operands {
     }
 }
 
+fn takes(form: Form, tokens: usize) -> bool {
+    match form {
+        Form::Few => tokens <= 32,
+        Form::Stream => tokens <= 64,
+        _ => true,
+    }
+}
+
 #[test]
 fn few_tokens_agree_and_do_not_depend_on_the_batch() {
     let Some(mut rig) = rig(512 << 20) else { return };
@@ -59,9 +70,9 @@ fn few_tokens_agree_and_do_not_depend_on_the_batch() {
     let linear = LinearFp8::new(&rig.context).unwrap();
     for (rows, cols) in [(16usize, 128usize), (1536, 4096), (4096, 8192), (272, 1024), (512, 256)] {
         let w = Codes::fresh(&mut fresh, rows, cols, 128);
-        let x = Codes::fresh(&mut fresh, 32, cols, 1);
+        let x = Codes::fresh(&mut fresh, 64, cols, 1);
         let mut alone = Vec::new();
-        for tokens in [1usize, 2, 7, 8, 9, 16, 17, 32] {
+        for tokens in [1usize, 2, 7, 8, 9, 16, 17, 32, 33, 64] {
             let operands = Operands {
                 w: rig.put(&w.codes),
                 w_scales: rig.put(&w.scales),
@@ -80,7 +91,7 @@ fn few_tokens_agree_and_do_not_depend_on_the_batch() {
             let exact: Vec<f32> = exact.map(|v| v as f32).collect();
             let error = relative_error(&at.iter().map(|&i| ours[i]).collect::<Vec<_>>(), &exact);
             println!("linear_fp8 {rows} x {cols}, {tokens} tokens: {error:.1e}");
-            assert!(error < 1e-5, "{error}");
+            assert!(error < TOLERANCE, "{error}");
             assert!(ours.iter().all(|v| v.is_finite()));
         }
     }
@@ -124,8 +135,6 @@ fn many_tokens_and_groups_have_the_bits_of_few_and_of_one() {
             groups: groups as u32,
             ..operands.product(rows, cols, tokens)
         };
-        linear.launch(&rig.stream, &product(0, MOST)).unwrap();
-        let all = operands.y.read(&rig.stream).unwrap();
         let width = groups * rows;
         let at: Vec<(usize, usize, usize)> =
             (0..60).map(|i| ((i * 37) % MOST, (i * 5) % groups, (i * 101) % rows)).collect();
@@ -133,20 +142,25 @@ fn many_tokens_and_groups_have_the_bits_of_few_and_of_one() {
             (0..cols).map(|k| w[g].value(r, k) * x.value(t, g * cols + k)).sum::<f64>() as f32
         };
         let reference: Vec<f32> = at.iter().map(exact).collect();
-        let ours: Vec<f32> = at.iter().map(|&(t, g, r)| all[t * width + g * rows + r]).collect();
-        let error = relative_error(&ours, &reference);
-        println!("linear_fp8 {groups} x {rows} x {cols}, {MOST} tokens: {error:.1e}");
-        assert!(error < 1e-5 && all.iter().all(|v| v.is_finite()), "{error}");
-        let sizes = [(0, 1), (299, 1), (3, 8), (100, 16), (7, 32), (1, 33), (64, 130)];
-        let forms = linear.forms();
-        let all_forms = forms.iter().flat_map(|form| sizes.map(|(from, tokens)| (*form, from, tokens)));
-        for (form, from, tokens) in all_forms.filter(|(form, _, tokens)| *form != Form::Few || *tokens <= 32) {
+        let sizes = [(0, 1), (299, 1), (3, 8), (100, 16), (7, 32), (1, 33), (200, 64), (64, 130)];
+        for forms in linear.forms() {
+            let form = forms[forms.len() - 1];
             operands.y.fill(&rig.stream, 0xff).unwrap();
-            linear.launch_as(&rig.stream, &product(from, tokens), form).unwrap();
-            let ours = operands.y.read(&rig.stream).unwrap();
-            let difference = first_difference(&ours[..tokens * width], &all[from * width..(from + tokens) * width]);
-            assert_eq!(difference, None, "{form:?}, {tokens} tokens from {from}, {groups} x {rows} x {cols}");
-            assert!(ours[tokens * width..].iter().all(|v| v.is_nan()), "writes behind its results");
+            linear.launch_as(&rig.stream, &product(0, MOST), form).unwrap();
+            let all = operands.y.read(&rig.stream).unwrap();
+            let ours: Vec<f32> = at.iter().map(|&(t, g, r)| all[t * width + g * rows + r]).collect();
+            let error = relative_error(&ours, &reference);
+            println!("linear_fp8 {groups} x {rows} x {cols}, {MOST} tokens, {form:?}: {error:.1e}");
+            assert!(error < TOLERANCE && all.iter().all(|v| v.is_finite()), "{error}");
+            let all_forms = forms.iter().flat_map(|form| sizes.map(|(from, tokens)| (*form, from, tokens)));
+            for (form, from, tokens) in all_forms.filter(|(form, _, tokens)| takes(*form, *tokens)) {
+                operands.y.fill(&rig.stream, 0xff).unwrap();
+                linear.launch_as(&rig.stream, &product(from, tokens), form).unwrap();
+                let ours = operands.y.read(&rig.stream).unwrap();
+                let difference = first_difference(&ours[..tokens * width], &all[from * width..(from + tokens) * width]);
+                assert_eq!(difference, None, "{form:?}, {tokens} tokens from {from}, {groups} x {rows} x {cols}");
+                assert!(ours[tokens * width..].iter().all(|v| v.is_nan()), "writes behind its results");
+            }
         }
         rig.arena.reset();
     }
@@ -165,7 +179,7 @@ fn fp8_products_are_measured() {
         ("shared gate_up", 4096, 4096),
         ("shared down", 4096, 2048),
     ] {
-        for tokens in [1usize, 8, 32, 64, 128, 512, 2048] {
+        for tokens in [1usize, 8, 32, 64, 128, 512, 2048, 4096] {
             let copies = if tokens > 32 { 1 } else { (400 << 20) / (rows * cols) + 1 };
             let shape = |n: usize| n.max(1);
             let all: Vec<Operands> = (0..copies)
@@ -186,8 +200,8 @@ fn fp8_products_are_measured() {
             let rounds = (if tokens > 32 { 8 } else { 200 }) / copies + 1;
             let launches = (rounds * copies) as f64;
             let mut line = String::new();
-            for form in linear.forms() {
-                if (tokens > 32) == (form == Form::Few) || tokens < 32 && form != Form::Few {
+            for form in linear.forms().concat() {
+                if !takes(form, tokens) || tokens < 32 && form != Form::Few && form != Form::Stream {
                     continue;
                 }
                 let graph = Graph::capture(&rig.stream, |s| {
