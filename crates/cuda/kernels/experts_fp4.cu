@@ -319,7 +319,7 @@ __device__ __forceinline__ void many_of(const Operands& o) {
         const unsigned* inputs, float* y, unsigned rows, unsigned cols, unsigned group_count) {                          \
         longwave::overlap();                                                                                             \
         __shared__ float sums[2][WARPS][8][ROWS + 1];                                                                    \
-        const Operands o = {w, w_scales, x, x_scales, groups, inputs, y, rows, cols, group_count};                       \
+        const Operands o = {w, w_scales, nullptr, x, x_scales, groups, inputs, y, rows, cols, group_count};              \
         cols % (BLOCK * split * AHEAD) == 0 ? experts<split, true>(o, sums) : experts<split, false>(o, sums);            \
     }
 
@@ -333,7 +333,7 @@ ENTRY(2)
         const uint8_t* w, const uint8_t* w_scales, const uint8_t* x, const float* x_scales, const int* groups,           \
         const unsigned* inputs, float* y, unsigned rows, unsigned cols) {                                                \
         longwave::overlap();                                                                                             \
-        many_of<split>({w, w_scales, x, x_scales, groups, inputs, y, rows, cols, 0});                                    \
+        many_of<split>({w, w_scales, nullptr, x, x_scales, groups, inputs, y, rows, cols, 0});                           \
     }
 
 MANY(4)

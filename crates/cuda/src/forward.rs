@@ -136,9 +136,8 @@ impl Model {
         frequencies[1].write(stream, &longwave_model::rope::compressed(c))?;
         let blocks = weights.layers.iter().chain(weights.mtp.as_ref().map(|mtp| &mtp.block));
         for packed in blocks.flat_map(|b| [&b.moe.gate_up, &b.moe.down]) {
-            let (codes, scales, cols) = (&packed.codes, &packed.scales, packed.cols);
-            let rows = (codes.len() / (cols as usize / 2)) as u32;
-            ops.experts.repack(stream, codes.address(), scales.address(), rows, cols)?;
+            let addresses = [packed.codes.address(), packed.scales.address(), packed.factors.address()];
+            ops.experts.repack(stream, addresses, packed.factors.len() as u32, packed.cols)?;
         }
         let beside = (streams > 1).then(|| Beside::new(context)).transpose()?;
         Ok(Model { config, weights, pools, scratch, ops, timers: None, beside, reduce: None, frequencies })
@@ -343,8 +342,10 @@ impl Model {
         let weights = ExpertWeights {
             gate_up: moe.gate_up.codes.address(),
             gate_up_scales: moe.gate_up.scales.address(),
+            gate_up_factors: moe.gate_up.factors.address(),
             down: moe.down.codes.address(),
             down_scales: moe.down.scales.address(),
+            down_factors: moe.down.factors.address(),
             shared_gate_up: moe.shared_gate_up.codes.address(),
             shared_gate_up_scales: moe.shared_gate_up.scales.address(),
             shared_down: moe.shared_down.codes.address(),

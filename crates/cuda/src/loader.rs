@@ -33,12 +33,14 @@ pub struct Scaled {
     pub cols: u32,
 }
 
-/// Packed e2m1 matrices `[experts, rows, cols]` with a ue8m0 scale per 32 columns, as they are stored.
+/// Packed e2m1 matrices `[experts, rows, cols]` with a ue8m0 scale per 32 columns, as they are stored until they are arranged.
 pub struct Packed {
     /// Codes, two a byte.
     pub codes: DeviceSlice<u8>,
     /// Scales `[experts, rows, cols / 32]`.
     pub scales: DeviceSlice<u8>,
+    /// Room for a factor of each row of all experts, which arranging fills on Hopper.
+    pub factors: DeviceSlice<f32>,
     /// Rows of one expert.
     pub rows: u32,
     /// Columns.
@@ -58,12 +60,14 @@ pub struct Loader<'a> {
 }
 
 /// Bytes of the arena that a rank's part of all weights of `config` needs at most, the MTP module's if it `drafts`: vectors
-/// and block scales grow to floats.
+/// and block scales grow to floats, rows of routed experts get one.
 pub fn bytes(config: &ModelConfig, share: Share, drafts: bool) -> u64 {
     let one = |spec: &tensors::TensorSpec| {
-        let widens = spec.shape.len() == 1 || spec.name.ends_with(".scale") && !spec.name.contains(".experts.");
+        let (scale, routed) = (spec.name.ends_with(".scale"), spec.name.contains(".experts."));
+        let widens = spec.shape.len() == 1 || scale && !routed;
         let size = spec.dtypes[0].size() * if widens { 4 } else { 1 };
-        share.part(config, spec).map_or(0, |part| (part.rows.len() * part.cols.len() * size) as u64 + 256)
+        let factor = if scale && routed { 4 } else { 0 };
+        share.part(config, spec).map_or(0, |part| (part.rows.len() * (part.cols.len() * size + factor)) as u64 + 256)
     };
     let loaded = |place: &Place| drafts || !matches!(place, Place::Draft(_));
     tensors::all(config).iter().filter(|(place, _)| loaded(place)).map(|(_, spec)| one(spec)).sum()
@@ -148,6 +152,7 @@ impl Loader<'_> {
         }
         let rows = (shape[0] * names.len()) as u32;
         let cols = 2 * shape[1] as u32;
-        Ok(Packed { codes: self.stacked(&weights)?, scales: self.stacked(&scales)?, rows, cols })
+        let factors = self.arena.slice(rows as usize * self.source.experts().len())?;
+        Ok(Packed { codes: self.stacked(&weights)?, scales: self.stacked(&scales)?, factors, rows, cols })
     }
 }

@@ -16,6 +16,8 @@ constexpr unsigned EXPERT_CODES = EXPERT_TILE * EXPERT_BLOCK / 2, EXPERT_SCALES 
 struct ExpertOperands {
     const uint8_t* w;
     const uint8_t* w_scales;
+    // float [experts, rows], for Hopper's arrangement (experts_fp8.cuh).
+    const float* w_factors;
     const uint8_t* x;
     const float* x_scales;
     const int* groups;

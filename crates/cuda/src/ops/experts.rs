@@ -12,13 +12,12 @@ const ALIGN: u64 = 256;
 const MOST_COLS: u32 = 8192;
 /// Up to so many tokens [`Experts::shared`] may run beside routing and routed experts.
 pub const BESIDE: u32 = 64;
-/// Pairs per expert on average from which on `wide` is faster than `many`.
-const WIDE_PAIRS: u32 = 24;
+/// See [`Hopper::stream`].
+const WHOLE: u32 = 2048;
 /// Shared memory of a multiprocessor (Hopper and Blackwell).
 const MULTIPROCESSOR_BYTES: u32 = 228 * 1024;
-/// Shared memory of a block of `wide`: four stages of halves and four of codes of 64 pairs, with scales, sums of 192 rows, four
-/// column blocks of twelve warps' weights, barriers.
-const WIDE_BYTES: u32 = 4 * 64 * 260 + 4 * 64 * 132 + 192 * 64 * 4 + 48 * 1088 + 64 + 384;
+/// Shared memory of a block of `wide`: six stages of codes of 64 pairs with scales, sums of 192 rows, the table of powers, barriers.
+const WIDE_BYTES: u32 = 6 * 64 * 132 + 192 * 64 * 4 + 256 + 96;
 
 /// The kernels.
 pub struct Experts {
@@ -26,13 +25,21 @@ pub struct Experts {
     few: [Kernel; 2],
     /// The same for groups of many rows.
     many: [Kernel; 2],
-    /// In place of `many` on Hopper.
-    wide: Option<[Kernel; 2]>,
-    multiprocessors: u32,
     repack: Kernel,
+    /// In place of these.
+    hopper: Option<Hopper>,
+    multiprocessors: u32,
     swiglu: Kernel,
     combine: Kernel,
     combine_part: Kernel,
+}
+
+/// Hopper's kernels.
+struct Hopper {
+    /// For groups of few rows: columns that are a multiple of [`WHOLE`], and others.
+    stream: [Kernel; 2],
+    wide: Kernel,
+    repack: Kernel,
 }
 
 /// Sizes of a layer.
@@ -51,12 +58,16 @@ pub struct ExpertShape {
 pub struct ExpertWeights {
     /// Routed, packed e2m1 `[experts, 2 * inner, width / 2]`, arranged.
     pub gate_up: u64,
-    /// ue8m0 `[experts, 2 * inner, width / 32]`, arranged.
+    /// `[experts, 2 * inner, width / 32]`, arranged.
     pub gate_up_scales: u64,
+    /// float `[experts, 2 * inner]`, from arranging.
+    pub gate_up_factors: u64,
     /// Routed, packed e2m1 `[experts, width, inner / 2]`, arranged.
     pub down: u64,
-    /// ue8m0 `[experts, width, inner / 32]`, arranged.
+    /// `[experts, width, inner / 32]`, arranged.
     pub down_scales: u64,
+    /// float `[experts, width]`, from arranging.
+    pub down_factors: u64,
     /// Shared, e4m3 `[2 * shared_inner, width]`.
     pub shared_gate_up: u64,
     /// float `[2 * shared_inner / 128, width / 128]`.
@@ -74,8 +85,10 @@ pub struct ExpertWeights {
 pub struct RoutedProduct {
     /// Packed weights `[experts, rows, cols / 2]`, arranged.
     pub w: u64,
-    /// Their scales, ue8m0 `[experts, rows, cols / 32]`, arranged.
+    /// Their scales, `[experts, rows, cols / 32]`, arranged.
     pub w_scales: u64,
+    /// float `[experts, rows]`, from arranging; others than Hopper have none.
+    pub w_factors: u64,
     /// Inputs, e4m3 `[inputs, cols]`.
     pub x: u64,
     /// float `[inputs, cols / 128]`.
@@ -90,10 +103,6 @@ pub struct RoutedProduct {
     pub group_count: u32,
     /// float `[places, rows]`.
     pub y: u64,
-    /// Pairs of all groups, and experts.
-    pub pairs: u32,
-    /// See `pairs`.
-    pub experts: u32,
     /// Rows of an expert, a multiple of 16.
     pub rows: u32,
     /// Columns, a multiple of 128.
@@ -163,14 +172,19 @@ impl Experts {
     /// Loads the kernels.
     pub fn new(context: &Context) -> Result<Experts, DriverError> {
         let (products, module) = (Module::load(context, "experts_fp4")?, Module::load(context, "experts")?);
-        let hopper = cubins::find("experts_fp4_wide", context.gpu().major, context.gpu().minor).is_some();
-        let wide = || {
-            let module = Module::load(context, "experts_fp4_wide")?;
-            let kernel = |name| module.kernel(name, WIDE_BYTES);
-            Ok([kernel("experts_fp4_wide_4")?, kernel("experts_fp4_wide_2")?])
+        let is_hopper = cubins::find("experts_fp4_wide", context.gpu().major, context.gpu().minor).is_some();
+        let hopper = || {
+            let (module, wide) =
+                (Module::load(context, "experts_fp4_stream")?, Module::load(context, "experts_fp4_wide")?);
+            let stream = |name| module.kernel(name, stream_bytes(MOST_COLS));
+            Ok(Hopper {
+                stream: [stream("experts_fp4_stream_whole")?, stream("experts_fp4_stream_any")?],
+                wide: wide.kernel("experts_fp4_wide", WIDE_BYTES)?,
+                repack: module.kernel("repack_fp8", repack_bytes(MOST_COLS))?,
+            })
         };
         Ok(Experts {
-            wide: hopper.then(wide).transpose()?,
+            hopper: is_hopper.then(hopper).transpose()?,
             multiprocessors: context.gpu().multiprocessors,
             few: [
                 products.kernel("experts_fp4_4", shared_bytes(MOST_COLS))?,
@@ -184,35 +198,51 @@ impl Experts {
         })
     }
 
-    /// Arranges packed weights and their scales in place, once after loading: `rows` of all experts, a multiple of 16, of
-    /// `cols` columns, a multiple of 128.
-    pub fn repack(&self, stream: &Stream, w: u64, w_scales: u64, rows: u32, cols: u32) -> Result<(), DriverError> {
+    /// Arranges packed weights and their ue8m0 scales in place, once after loading, and writes the rows' factors (float
+    /// `[rows]`): `rows` of all experts, a multiple of 16, of `cols` columns, a multiple of 128.
+    pub fn repack(
+        &self,
+        stream: &Stream,
+        weights_scales_factors: [u64; 3],
+        rows: u32,
+        cols: u32,
+    ) -> Result<(), DriverError> {
         let fits = rows.is_multiple_of(16) && cols.is_multiple_of(128) && cols <= MOST_COLS;
         assert!(fits, "experts of {rows} x {cols}");
         let grid = Grid { shared_bytes: repack_bytes(cols), ..Grid::new(rows / 16, 256) };
-        stream.launch(&self.repack, grid, &[Argument::Pointer(w), Argument::Pointer(w_scales), cols.into()])
+        let [w, scales, factors] = weights_scales_factors.map(Argument::Pointer);
+        match &self.hopper {
+            Some(hopper) => stream.launch(&hopper.repack, grid, &[w, scales, factors, cols.into()]),
+            None => stream.launch(&self.repack, grid, &[w, scales, cols.into()]),
+        }
     }
 
     /// Products of routed experts.
     pub fn product(&self, stream: &Stream, p: &RoutedProduct) -> Result<(), DriverError> {
         let fits = p.rows.is_multiple_of(16) && p.cols.is_multiple_of(128) && p.cols <= MOST_COLS;
         assert!(fits, "experts of {} x {}", p.rows, p.cols);
-        let pointers = [p.w, p.w_scales, p.x, p.x_scales, p.groups, p.inputs, p.y].map(Argument::Pointer);
-        let [w, w_scales, x, x_scales, groups, inputs, y] = pointers;
-        let arguments = [w, w_scales, x, x_scales, groups, inputs, y, p.rows.into(), p.cols.into()];
+        let weights = [p.w, p.w_scales].map(Argument::Pointer);
+        let pointers = [p.x, p.x_scales, p.groups, p.inputs, p.y].map(Argument::Pointer);
+        let sizes = [p.rows, p.cols, p.group_count].map(Argument::U32);
+        if let Some(hopper) = &self.hopper {
+            let arguments = [&weights[..], &[Argument::Pointer(p.w_factors)], &pointers, &sizes].concat();
+            let grid = Grid::new(self.multiprocessors, 512);
+            if p.group == GROUPS[0] {
+                let grid = Grid { shared_bytes: stream_bytes(p.cols), ..grid };
+                return stream.launch(&hopper.stream[usize::from(!p.cols.is_multiple_of(WHOLE))], grid, &arguments);
+            }
+            return stream.launch(&hopper.wide, Grid { shared_bytes: WIDE_BYTES, ..grid }, &arguments);
+        }
+        let counted = [&weights[..], &pointers, &sizes].concat();
         let narrow = usize::from(p.cols < 4096);
-        let counted = [&arguments[..], &[p.group_count.into()]].concat();
         if p.group == GROUPS[0] {
             let blocks = resident(p.cols) * self.multiprocessors;
             let grid = Grid { shared_bytes: shared_bytes(p.cols), ..Grid::new(blocks, 256) };
             stream.launch(&self.few[narrow], grid, &counted)
-        } else if let Some(wide) = self.wide.as_ref().filter(|_| p.pairs >= WIDE_PAIRS * p.experts) {
-            let grid = Grid { shared_bytes: WIDE_BYTES, ..Grid::new(self.multiprocessors, 512) };
-            stream.launch(&wide[narrow], grid, &counted)
         } else {
             let blocks = [(p.rows / 16).div_ceil(8), p.group_count, p.group.div_ceil(32)];
             let grid = Grid { blocks, ..Grid::new(1, 256) };
-            stream.launch(&self.many[narrow], grid, &arguments)
+            stream.launch(&self.many[narrow], grid, &counted[..counted.len() - 1])
         }
     }
 
@@ -295,14 +325,13 @@ impl Experts {
         let up = RoutedProduct {
             w: weights.gate_up,
             w_scales: weights.gate_up_scales,
+            w_factors: weights.gate_up_factors,
             x: batch.x,
             x_scales: batch.x_scales,
             inputs: routing.inputs,
             groups: routing.groups,
             group: routing.group(),
             group_count: routing.most_groups(),
-            pairs,
-            experts: routing.experts,
             y: s.wide,
             rows: 2 * shape.inner,
             cols: shape.width,
@@ -312,6 +341,7 @@ impl Experts {
         let down = RoutedProduct {
             w: weights.down,
             w_scales: weights.down_scales,
+            w_factors: weights.down_factors,
             x: s.codes,
             x_scales: s.scales,
             inputs: 0,
@@ -366,6 +396,10 @@ fn resident(cols: u32) -> u32 {
 }
 
 /// Room for sixteen rows of codes and scales.
+fn stream_bytes(cols: u32) -> u32 {
+    8 * cols + cols / 4
+}
+
 fn repack_bytes(cols: u32) -> u32 {
     8 * cols + cols / 2
 }

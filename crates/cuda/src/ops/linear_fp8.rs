@@ -198,7 +198,8 @@ impl Hopper {
         assert!(p.tokens <= STREAMED, "{} tokens are not few", p.tokens);
         let tiles = |which: &usize| p.rows.div_ceil(STREAM_ROWS[*which]) * p.groups;
         // The largest tiles of which nearly every multiprocessor has one.
-        let which = (0..self.stream[narrow].len()).rev().find(|which| tiles(which) >= multiprocessors * 7 / 8).unwrap_or(0);
+        let which =
+            (0..self.stream[narrow].len()).rev().find(|which| tiles(which) >= multiprocessors * 7 / 8).unwrap_or(0);
         let held = p.tokens.next_power_of_two().max(8);
         let stage_bytes = (STREAM_ROWS[which] + held) * 128;
         // Of each four slots a thread that copies has one, and a part needs two: it begins a block before the last one is free.
@@ -207,6 +208,10 @@ impl Hopper {
         let shared_bytes = stages * (stage_bytes + 16) + sums;
         let grid = Grid { shared_bytes, ..Grid::new(tiles(&which).min(multiprocessors), 128 * parts + 128) };
         let sizes = [&sizes[..], &[held.into(), stages.into()]].concat();
-        stream.launch(&self.stream[narrow][which], grid, &[&maps(STREAM_ROWS[which], held)?[..], &pointers, &sizes].concat())
+        stream.launch(
+            &self.stream[narrow][which],
+            grid,
+            &[&maps(STREAM_ROWS[which], held)?[..], &pointers, &sizes].concat(),
+        )
     }
 }

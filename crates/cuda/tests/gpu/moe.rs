@@ -146,21 +146,23 @@ fn upload(
     let mut packed = |which: usize| {
         let codes: Vec<u8> = routed.iter().flat_map(|e| e[which].codes.iter().copied()).collect();
         let scales: Vec<u8> = routed.iter().flat_map(|e| e[which].scales.iter().copied()).collect();
-        let (codes, scales) = (rig.put(&codes), rig.put(&scales));
         let cols = [width, inner][which];
         let rows = codes.len() / (cols / 2);
-        experts.repack(&rig.stream, codes.address(), scales.address(), rows as u32, cols as u32).unwrap();
-        (codes.address(), scales.address())
+        let addresses = [rig.put(&codes).address(), rig.put(&scales).address(), rig.poisoned::<f32>(rows).address()];
+        experts.repack(&rig.stream, addresses, rows as u32, cols as u32).unwrap();
+        addresses
     };
-    let ((gate_up, gate_up_scales), (down, down_scales)) = (packed(0), packed(1));
+    let ([gate_up, gate_up_scales, gate_up_factors], [down, down_scales, down_factors]) = (packed(0), packed(1));
     let mut plain = |w: &Fp8| (rig.put(&w.codes).address(), rig.put(&w.scales).address());
     let ((shared_gate_up, shared_gate_up_scales), (shared_down, shared_down_scales)) =
         (plain(&shared[0]), plain(&shared[1]));
     ExpertWeights {
         gate_up,
         gate_up_scales,
+        gate_up_factors,
         down,
         down_scales,
+        down_factors,
         shared_gate_up,
         shared_gate_up_scales,
         shared_down,
@@ -274,8 +276,10 @@ fn flash_layers_are_measured() {
     let weights = ExpertWeights {
         gate_up: filled(count * 2 * inner * width / 2, 0x31),
         gate_up_scales: filled(count * 2 * inner * width / 32, 0x70),
+        gate_up_factors: filled(4 * count * 2 * inner, 0),
         down: filled(count * width * inner / 2, 0x31),
         down_scales: filled(count * width * inner / 32, 0x70),
+        down_factors: filled(4 * count * width, 0),
         shared_gate_up: filled(2 * inner * width, 0x31),
         shared_gate_up_scales: filled(2 * inner * width / 128 / 32, 0),
         shared_down: filled(width * inner, 0x31),

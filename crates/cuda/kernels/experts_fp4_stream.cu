@@ -1,0 +1,258 @@
+// architectures: 90a
+// y = W_e x for up to eight rows per expert on Hopper's warpgroups: W e2m1, packed [experts, rows, cols / 2], with a scale per 32
+// columns [experts, rows, cols / 32] and a float factor per row, arranged by `repack_fp8` (common/experts_fp8.cuh); x e4m3 [inputs,
+// cols] with a float scale per 128 columns. Groups and pairs are those of experts_fp4.cu, which other GPUs take; larger groups go
+// through experts_fp4_wide.cu. experts_fp4.md has floor, design and measured steps.
+//
+// Codes become e4m3 in registers and go to the tensor cores as A, 64 rows of a warpgroup; pairs' codes are B as they are. A block of
+// 128 columns is one sum there, scaled by the pair's scale and added up in float: in four parts, of which part p has the column
+// blocks p, p + 4, ..., and these are added in order and multiplied by the row's factor. A pair's result has the same bits whatever
+// else is in its group, and from either kernel. Needs rows % 16 == 0, cols % 128 == 0.
+#include <stdint.h>
+
+#include "common/cluster.cuh"
+#include "common/overlap.cuh"
+#include "common/tiles.cuh"
+
+#include "common/experts_fp8.cuh"
+#include "common/wgmma.cuh"
+#include "common/wgmma_fp8.cuh"
+
+namespace {
+
+constexpr unsigned PARTS = 4, THREADS = 128 * PARTS, TILE = 64, BLOCK = 128;
+// Column blocks of a thread's weights on their way.
+constexpr int AHEAD = 4;
+
+using Operands = longwave::ExpertOperands;
+
+// Groups that have pairs; those without come last. All threads of the block call it.
+__device__ __forceinline__ unsigned used_groups(const Operands& o) {
+    unsigned used = 0;
+    for (unsigned first = 0; first < o.group_count; first += THREADS) {
+        const unsigned i = first + threadIdx.x;
+        used += __syncthreads_count(i < o.group_count && o.groups[3 * i + 2] > 0);
+    }
+    return used;
+}
+
+// Begins the sums of a column block.
+__device__ __forceinline__ void begin_block(float (&product)[4], uint32_t (&a)[4][4], uint32_t x) {
+    const uint32_t rows = longwave::fp8_rows(x);
+    longwave::wgmma_ready(a);
+    longwave::wgmma_fence();
+    longwave::wgmma_e4m3<false>(product, a[0], rows);
+#pragma unroll
+    for (int j = 1; j < 4; j++) {
+        longwave::wgmma_e4m3<true>(product, a[j], rows + longwave::FP8_STEP * j);
+    }
+    longwave::wgmma_commit();
+}
+
+// Waits for it, with that many blocks begun behind it, and adds it.
+template <int BEHIND>
+__device__ __forceinline__ void add_block(float (&total)[4], float (&product)[4], float2 scales) {
+    longwave::wgmma_wait<BEHIND>();
+    longwave::wgmma_done(product);
+    total[0] = fmaf(product[0], scales.x, total[0]);
+    total[1] = fmaf(product[1], scales.y, total[1]);
+    total[2] = fmaf(product[2], scales.x, total[2]);
+    total[3] = fmaf(product[3], scales.y, total[3]);
+    longwave::wgmma_done(total);
+}
+
+// Blocks stay and have a share of all tiles (64 rows of a group), which are neighbours; weights of the next tile are on their way
+// while a tile ends. Shared memory: a row of 128 bytes of eight pairs for each column block, then their scales. WHOLE: every part's
+// column blocks are a multiple of AHEAD.
+template <bool WHOLE>
+__device__ __forceinline__ void experts(const Operands& o) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    __shared__ float sums[2][PARTS][8][TILE + 4];
+    __shared__ __align__(8) uint8_t powers[8 * longwave::EXPERT_POWERS];
+    longwave::fill_powers(powers);
+    const unsigned part = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const unsigned g = lane / 4, c = lane % 4, blocks = o.cols / BLOCK;
+    const unsigned of_group = (o.rows + TILE - 1) / TILE, tiles = used_groups(o) * of_group;
+    const unsigned share = tiles / gridDim.x, rest = tiles % gridDim.x;
+    const unsigned begin = blockIdx.x * share + min(blockIdx.x, rest), end = begin + share + (blockIdx.x < rest);
+    if (begin == end) {
+        return;
+    }
+    const uint32_t inputs = longwave::shared_address(memory), table = longwave::shared_address(powers);
+    float* const pair_scales = reinterpret_cast<float*>(memory + 8 * size_t(o.cols));
+
+    // The weights that are loaded next: AHEAD column blocks of this part from `coming_block` on.
+    longwave::ExpertTile from;
+    unsigned coming = begin, coming_block = part;
+    const auto find = [&]() {
+        // Behind the last rows a warp computes the last ones again and stores nothing.
+        const unsigned row = min(coming % of_group * TILE + 16 * warp, o.rows - 16);
+        from.find(o.w, o.w_scales, size_t(o.groups[3 * (coming / of_group)]) * o.rows + row, o.cols);
+        from.skip(part);
+    };
+    longwave::ExpertWeights ahead[AHEAD] = {};
+    const auto load = [&](int a) {
+        if ((WHOLE ? coming_block : coming_block + a * PARTS) < blocks) {
+            ahead[a] = from.load(a * PARTS);
+        }
+    };
+    const auto advance = [&]() {
+        coming_block += AHEAD * PARTS;
+        from.skip(AHEAD * PARTS);
+        if (coming_block >= blocks) {
+            coming_block = blocks;
+            if (++coming < end) {
+                coming_block = part;
+                find();
+            }
+        }
+    };
+    find();
+#pragma unroll
+    for (int a = 0; a < AHEAD; a++) {
+        load(a);
+    }
+    unsigned group = ~0u, expert = 0, pair = 0, pairs = 0;
+    float product[2][4] = {};
+    for (unsigned t = begin; t < end; t++) {
+        if (t / of_group != group) {
+            // Nobody reads the last group's inputs any more: all threads were at the barrier of its sums.
+            group = t / of_group;
+            expert = o.groups[3 * group];
+            pair = o.groups[3 * group + 1];
+            pairs = o.groups[3 * group + 2];
+            for (unsigned i = threadIdx.x; i < pairs * blocks * 8; i += THREADS) {
+                const unsigned n = i / (blocks * 8), piece = i % (blocks * 8), block = piece / 8;
+                const uint8_t* x = o.x + size_t(o.input_of(pair + n)) * o.cols + 16 * piece;
+                longwave::write_16(inputs + block * 1024 + n * 128 + ((piece % 8 ^ n) << 4), __ldg(reinterpret_cast<const uint4*>(x)));
+            }
+            for (unsigned i = threadIdx.x; i < 8 * blocks; i += THREADS) {
+                pair_scales[i] = __ldg(o.x_scales + size_t(o.input_of(pair + min(i % 8, pairs - 1))) * blocks + i / 8);
+            }
+            longwave::fence_shared();
+            __syncthreads();
+        }
+        // Of the row that this thread adds the parts of.
+        const unsigned r = threadIdx.x % TILE, to = t % of_group * TILE + r;
+        const float factor = to < o.rows ? __ldg(o.w_factors + size_t(expert) * o.rows + to) : 0.f;
+        const float2* own_scales = reinterpret_cast<const float2*>(pair_scales) + c;
+        float total[4] = {};
+        for (unsigned start = part; start < blocks; start += AHEAD * PARTS) {
+            advance();
+            if constexpr (WHOLE) {
+                uint32_t a[2][4][4];
+                float2 scales[2];
+#pragma unroll
+                for (unsigned i = 0; i < AHEAD; i++) {
+                    const unsigned block = start + i * PARTS;
+                    longwave::widen_block(ahead[i], table, a[i % 2]);
+                    load(i);
+                    scales[i % 2] = own_scales[block * 4];
+                    begin_block(product[i % 2], a[i % 2], inputs + block * 1024);
+                    if (i > 0) {
+                        add_block<1>(total, product[(i + 1) % 2], scales[(i + 1) % 2]);
+                    }
+                }
+                add_block<0>(total, product[(AHEAD + 1) % 2], scales[(AHEAD + 1) % 2]);
+            } else {
+#pragma unroll
+                for (unsigned i = 0; i < AHEAD; i++) {
+                    const unsigned block = start + i * PARTS;
+                    if (block < blocks) {
+                        uint32_t a[4][4];
+                        longwave::widen_block(ahead[i], table, a);
+                        begin_block(product[0], a, inputs + block * 1024);
+                        add_block<0>(total, product[0], own_scales[block * 4]);
+                    }
+                    load(i);
+                }
+            }
+        }
+        // The parts, added in order. Two buffers take turns.
+        float(&of_tile)[PARTS][8][TILE + 4] = sums[t % 2];
+        of_tile[part][2 * c][16 * warp + g] = total[0];
+        of_tile[part][2 * c + 1][16 * warp + g] = total[1];
+        of_tile[part][2 * c][16 * warp + g + 8] = total[2];
+        of_tile[part][2 * c + 1][16 * warp + g + 8] = total[3];
+        __syncthreads();
+        const unsigned p = threadIdx.x / TILE;
+        if (p < pairs && to < o.rows) {
+            float sum = of_tile[0][p][r];
+#pragma unroll
+            for (unsigned v = 1; v < PARTS; v++) {
+                sum += of_tile[v][p][r];
+            }
+            o.y[size_t(pair + p) * o.rows + to] = sum * factor;
+        }
+    }
+}
+
+// Sixteen bits of a lane's codes, columns 4 c .. 4 c + 3, and of the sixteen columns further, in the order of widen_e2m1.
+__device__ __forceinline__ uint32_t arrange(uint32_t low, uint32_t high) {
+    const uint32_t codes = low | high << 16;
+    uint32_t out = codes & 0x77777777u;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        out |= (codes >> (4 * k + 3) & 1) << (8 * k + 7) | (codes >> (4 * k + 19) & 1) << (8 * k + 3);
+    }
+    return out;
+}
+
+}  // namespace
+
+// Grid: as many blocks as multiprocessors, 512 threads. Dynamic shared memory: 8 cols + cols / 4 bytes. For columns that are a multiple
+// of 2,048, and others.
+#define ENTRY(name, whole)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                             \
+        name(const uint8_t* w, const uint8_t* w_scales, const float* w_factors, const uint8_t* x, const float* x_scales, \
+             const int* groups, const unsigned* inputs, float* y, unsigned rows, unsigned cols, unsigned group_count) {  \
+        longwave::overlap();                                                                                             \
+        experts<whole>({w, w_scales, w_factors, x, x_scales, groups, inputs, y, rows, cols, group_count});               \
+    }
+
+ENTRY(experts_fp4_stream_whole, true)
+ENTRY(experts_fp4_stream_any, false)
+
+// Arranges a tile of sixteen rows in place, once, when weights are loaded, and writes the rows' factors. Grid: all experts' rows / 16,
+// 256 threads; dynamic shared memory: 8.5 cols bytes.
+extern "C" __global__ void repack_fp8(uint4* w, uint32_t* w_scales, float* w_factors, unsigned cols) {
+    longwave::overlap();
+    constexpr unsigned ROWS = longwave::EXPERT_TILE;
+    extern __shared__ uint4 tile[];
+    __shared__ unsigned top[ROWS];
+    const unsigned blocks = cols / BLOCK, codes = ROWS * blocks * 4, scales = ROWS * blocks;
+    uint32_t* tile_scales = reinterpret_cast<uint32_t*>(tile + codes);
+    w += size_t(blockIdx.x) * codes;
+    w_scales += size_t(blockIdx.x) * scales;
+    if (threadIdx.x < ROWS) {
+        top[threadIdx.x] = 0;
+    }
+    for (unsigned i = threadIdx.x; i < codes; i += blockDim.x) {
+        tile[i] = w[i];
+    }
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < scales; i += blockDim.x) {
+        const uint32_t word = tile_scales[i] = w_scales[i];
+        atomicMax(top + i / blocks, max(max(word & 255, word >> 8 & 255), max(word >> 16 & 255, word >> 24)));
+    }
+    __syncthreads();
+    const uint16_t* halves = reinterpret_cast<const uint16_t*>(tile);
+    for (unsigned i = threadIdx.x; i < codes; i += blockDim.x) {
+        const unsigned block = i / (ROWS * 4), row = i / 4 % ROWS, c = i % 4;
+        const uint16_t* from = halves + (row * blocks + block) * 32 + c;
+        w[i] = make_uint4(arrange(from[0], from[4]), arrange(from[8], from[12]), arrange(from[16], from[20]), arrange(from[24], from[28]));
+    }
+    for (unsigned i = threadIdx.x; i < scales; i += blockDim.x) {
+        const uint32_t word = tile_scales[i % ROWS * blocks + i / ROWS], most = top[i % ROWS];
+        uint32_t indices = 0;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const uint32_t below = most - (word >> (8 * j) & 255);
+            indices |= 8 * (longwave::EXPERT_POWERS - 1 - min(below, longwave::EXPERT_POWERS - 1)) << (8 * j);
+        }
+        w_scales[i] = indices;
+    }
+    if (threadIdx.x < ROWS) {
+        w_factors[size_t(blockIdx.x) * ROWS + threadIdx.x] = ldexpf(1.f, static_cast<int>(top[threadIdx.x]) - 127 - 6);
+    }
+}
