@@ -2,13 +2,14 @@
 // The indexer of ratio-4 layers for many rows on Hopper's warpgroups, segment by segment of the entries; scores have the bits of
 // common/score.cuh and picks are those of index.cu:
 //   index_wide_scores_*   scores of a segment's entries, eight neighbouring rows at a time, as integers in their order
-//   index_wide_cut        the k best of those so far and of a segment, which index_merge sorts after the last one
+//   index_wide_cut        the k best of those so far and of a segment; of the last one that a row sees, ascending
 // index.md has floor, design and measured steps. At most 64 heads, k at most 1024, pages of at least 32 keys. Rows that see at
 // most k entries, or have no seat, get no scores and no candidates.
 #include <stdint.h>
 
 #include "common/best.cuh"
 #include "common/cluster.cuh"
+#include "common/cut.cuh"
 #include "common/overlap.cuh"
 #include "common/pages.cuh"
 #include "common/score.cuh"
@@ -19,15 +20,12 @@ namespace {
 using longwave::BatchRow;
 using longwave::Format;
 using longwave::Pages;
-using longwave::Ranked;
 
 // Rows of a block, its warpgroups, keys of a warpgroup at once, and heads that a row has room for.
 constexpr unsigned ROWS = 8, WARPGROUPS = 3, KEYS = 64, HEADS = 64;
-// Bytes of a row's heads; behind those of all rows, gates, and seat and number of keys of each row.
-constexpr unsigned ROW_BYTES = HEADS * 256, GATES = ROWS * ROW_BYTES, SEEN = GATES + ROWS * HEADS * 4;
-
-// Threads of a block that cuts, scores of a thread at once, and candidates in its list.
-constexpr unsigned CUTTERS = 256, PIECES = 8, ROOM = 2048;
+// Bytes of a row's heads; behind those of all rows, gates, and seat and number of keys of each row. A lane's gates lie together,
+// those of the four lanes in other banks.
+constexpr unsigned ROW_BYTES = HEADS * 256, GATES = ROWS * ROW_BYTES, OF_LANE = 20, SEEN = GATES + ROWS * 4 * OF_LANE * 4;
 
 // Row r's heads as B: piece 2 s + h of head n has, of step s = 2 i + j, channels 32 c + 8 i + 4 j + 2 h and the next one for
 // c = 0 to 3. So step s multiplies what product s of score_of_32 does, in the same places.
@@ -53,7 +51,8 @@ __device__ __forceinline__ void fill(uint8_t* memory, const uint16_t* q, const f
         put(2, make_uint4(v[0].z, v[1].z, v[2].z, v[3].z));
         put(3, make_uint4(v[0].w, v[1].w, v[2].w, v[3].w));
         if (i == 0) {
-            reinterpret_cast<float*>(memory + GATES)[r * HEADS + n] = there ? __ldg(weights + head) : 0.f;
+            const unsigned place = (r * 4 + n % 8 / 2) * OF_LANE + n / 8 * 2 + n % 2;
+            reinterpret_cast<float*>(memory + GATES)[place] = there ? __ldg(weights + head) : 0.f;
         }
     }
 }
@@ -62,71 +61,70 @@ __device__ __forceinline__ void fill(uint8_t* memory, const uint16_t* q, const f
 template <Format FORMAT>
 struct Ahead {
     longwave::KeyCodes<FORMAT> codes[2];
-    bool there[2];
 
-    // Of the sixteen at `first`, those from `end` on count as zeros; they lie in one page.
+    // Of the sixteen at `first`, which lie in one page, those from `end` on count as zeros.
     __device__ __forceinline__ void load(const Pages& keys, unsigned seat, unsigned first, unsigned end) {
         const unsigned g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
         const uint8_t* page = first < end ? keys.page(seat, first) : nullptr;
 #pragma unroll
         for (unsigned i = 0; i < 2; i++) {
             const unsigned entry = first + 8 * i + g;
-            there[i] = page && entry < end;
-            if (there[i]) {
+            codes[i] = {};
+            if (page && entry < end) {
                 longwave::load_codes(codes[i], page, keys.slot(entry), 1u << keys.shift, c);
             }
         }
     }
 
-    // As A of all steps, and what scores are to be times.
-    __device__ __forceinline__ void widen(uint32_t (&a)[8][4], float (&scale)[2]) const {
+    // As A of all steps, and what scores of key g + 8 (c % 2) are to be times.
+    __device__ __forceinline__ float widen(uint32_t (&a)[8][4]) const {
 #pragma unroll
         for (unsigned i = 0; i < 2; i++) {
             uint32_t words[16];
-            scale[i] = longwave::widen_codes(words, codes[i]);
-            scale[i] = there[i] ? scale[i] : 0.f;
+            longwave::widen_codes(words, codes[i]);
 #pragma unroll
             for (unsigned s = 0; s < 8; s++) {
-                a[s][i] = there[i] ? words[2 * s] : 0;
-                a[s][i + 2] = there[i] ? words[2 * s + 1] : 0;
+                a[s][i] = words[2 * s];
+                a[s][i + 2] = words[2 * s + 1];
             }
         }
+        if constexpr (FORMAT != Format::Fp8) {
+            return 1.f;
+        }
+        // The compiler would choose between them by an address, and put both into memory.
+        uint32_t scale[2] = {codes[0].scale, codes[1].scale};
+        asm("" : "+r"(scale[0]), "+r"(scale[1]));
+        return __uint_as_float(threadIdx.x % 2 ? scale[1] : scale[0]);
     }
 };
 
-// Scores of rows begin .. end - 1 of the block, all of one sequence, with keys from .. to - 1. `out` is that of the block's
-// first row and of key `first`.
-template <Format FORMAT>
+// Scores of rows begin .. end - 1 of the block (all of them if FULL), of one sequence, with keys from .. to - 1. `out` is that of the
+// block's first row and of key `first`.
+template <Format FORMAT, bool FULL>
 __device__ __forceinline__ void score_run(const uint8_t* memory, uint32_t address, const Pages& keys, unsigned seat, unsigned begin,
                                           unsigned end, unsigned from, unsigned to, uint32_t* out, unsigned first, unsigned stride) {
-    const unsigned lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, own = threadIdx.x / 128 * KEYS + threadIdx.x / 32 % 4 * 16;
+    const unsigned lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, group = threadIdx.x / 128;
+    const unsigned own = group * KEYS + threadIdx.x / 32 % 4 * 16;
+    // There are no registers left for keys of bf16 ahead.
+    constexpr bool AHEAD = FORMAT != Format::Bf16;
     Ahead<FORMAT> ahead;
-    ahead.load(keys, seat, from + own, to);
-    float d[HEADS / 2];
+    if constexpr (AHEAD) {
+        ahead.load(keys, seat, from + own, to);
+    }
+    // Two rows at a time, so that products of one are under way while those of the other are added up.
+    float even[HEADS / 2], odd[HEADS / 2];
 #pragma unroll
     for (unsigned i = 0; i < HEADS / 2; i++) {
-        d[i] = 0.f;
+        even[i] = odd[i] = 0.f;
     }
-    for (unsigned at = from; at + threadIdx.x / 128 * KEYS < to; at += WARPGROUPS * KEYS) {
+    for (unsigned at = from; at + group * KEYS < to; at += WARPGROUPS * KEYS) {
+        if constexpr (!AHEAD) {
+            ahead.load(keys, seat, at + own, to);
+        }
         uint32_t a[8][4];
-        float scale[2], sum[2];
-        ahead.widen(a, scale);
-        ahead.load(keys, seat, at + WARPGROUPS * KEYS + own, to);
-        uint32_t* const to_row = out + (at - first + own + 8 * (c & 1) + g);
-        // Sums of lanes with the same keys, once the next row's products are under way.
-        const auto finish = [&](unsigned r) {
-            float both[2];
-#pragma unroll
-            for (unsigned i = 0; i < 2; i++) {
-                both[i] = sum[i] + __shfl_xor_sync(0xffffffffu, sum[i], 1);
-                both[i] += __shfl_xor_sync(0xffffffffu, both[i], 2);
-            }
-            const float score = c == 0 ? both[0] * scale[0] : both[1] * scale[1];
-            if (c < 2) {
-                to_row[size_t(r) * stride] = longwave::ordered_score(score);
-            }
-        };
-        for (unsigned r = begin; r < end; r++) {
+        const float scale = ahead.widen(a);
+        uint32_t* const to_row = out + (at - first + own + 8 * (c % 2) + g);
+        const auto multiply = [&](float (&d)[HEADS / 2], unsigned r) {
             // Steps differ in their address alone, whose bits carry no further.
             const uint64_t b = longwave::operand(address + r * ROW_BYTES, HEADS, 0);
             const auto of_step = [&](unsigned s) { return b + longwave::operand(0, HEADS, s) - longwave::operand(0, HEADS, 0); };
@@ -137,24 +135,51 @@ __device__ __forceinline__ void score_run(const uint8_t* memory, uint32_t addres
                 longwave::wgmma_bf16<true>(d, a[s], of_step(s));
             }
             longwave::wgmma_commit();
-            if (r > begin) {
-                finish(r - 1);
-            }
-            longwave::wgmma_wait<0>();
+        };
+        // This lane's part of the sum over heads of its two keys; of them, the sum of two lanes of key g + 8 (c % 2).
+        const auto add_up = [&](float (&d)[HEADS / 2], unsigned r) {
             longwave::wgmma_done(d);
-            const float2* gates = reinterpret_cast<const float2*>(memory + GATES) + r * (HEADS / 2) + c;
-            sum[0] = sum[1] = 0.f;
+            const float4* gates = reinterpret_cast<const float4*>(memory + GATES + (r * 4 + c) * (OF_LANE * 4));
+            float sum[2] = {0.f, 0.f};
 #pragma unroll
-            for (unsigned n = 0; n < HEADS / 8; n++) {
-                const float2 gate = gates[4 * n];
+            for (unsigned n = 0; n < HEADS / 8; n += 2) {
+                const float4 gate = gates[n / 2];
 #pragma unroll
                 for (unsigned i = 0; i < 2; i++) {
                     sum[i] = fmaf(fmaxf(d[4 * n + 2 * i], 0.f), gate.x, sum[i]);
                     sum[i] = fmaf(fmaxf(d[4 * n + 2 * i + 1], 0.f), gate.y, sum[i]);
+                    sum[i] = fmaf(fmaxf(d[4 * n + 2 * i + 4], 0.f), gate.z, sum[i]);
+                    sum[i] = fmaf(fmaxf(d[4 * n + 2 * i + 5], 0.f), gate.w, sum[i]);
                 }
             }
+            return (c % 2 ? sum[1] : sum[0]) + __shfl_xor_sync(0xffffffffu, c % 2 ? sum[0] : sum[1], 1);
+        };
+        const auto two_rows = [&](unsigned r, unsigned next, unsigned least) {
+            multiply(even, r);
+            multiply(odd, next);
+            // While products are under way, for it waits for the page's address.
+            if (AHEAD && r == least) {
+                ahead.load(keys, seat, at + WARPGROUPS * KEYS + own, to);
+            }
+            longwave::wgmma_wait<1>();
+            const float sum = add_up(even, r);
+            longwave::wgmma_wait<0>();
+            const float other = add_up(odd, next);
+            // Lanes 0 and 1 of four end with the first row's sums, lanes 2 and 3 with the other's.
+            const float score = (c < 2 ? sum : other) + __shfl_xor_sync(0xffffffffu, c < 2 ? other : sum, 2);
+            to_row[size_t(c < 2 ? r : next) * stride] = longwave::ordered_score(score * scale);
+        };
+        if constexpr (FULL) {
+#pragma unroll
+            for (unsigned r = 0; r < ROWS; r += 2) {
+                two_rows(r, r + 1, 0);
+            }
+        } else {
+            for (unsigned r = begin; r < end; r += 2) {
+                // The last of an odd number is taken twice.
+                two_rows(r, min(r + 1, end - 1), begin);
+            }
         }
-        finish(end - 1);
     }
 }
 
@@ -187,9 +212,14 @@ __device__ __forceinline__ void scores(const uint16_t* __restrict__ q, const flo
         for (end = begin + 1; end < ROWS && run.y > 0 && seen[end].x == run.x && seen[end].y > 0; end++) {
             most = max(most, seen[end].y);
         }
-        if (run.y > 0) {
-            score_run<FORMAT>(memory, longwave::shared_address(memory), keys, run.x, begin, end, from, min(to, most),
-                              out + size_t(tile) * stride, first, stride);
+        const auto score = [&]<bool FULL>() {
+            score_run<FORMAT, FULL>(memory, longwave::shared_address(memory), keys, run.x, begin, end, from, min(to, most),
+                                    out + size_t(tile) * stride, first, stride);
+        };
+        if (end - begin == ROWS) {
+            score.template operator()<true>();
+        } else if (run.y > 0) {
+            score.template operator()<false>();
         }
     }
 }
@@ -212,61 +242,50 @@ SCORES(index_wide_scores_fp8, Format::Fp8)
 SCORES(index_wide_scores_fp4, Format::Fp4)
 SCORES(index_wide_scores_bf16, Format::Bf16)
 
-// Grid tokens, 256 threads. found [tokens, k] candidates, counts [tokens]: those of entries before `first`, when this begins, and
-// of entries before first + span when it ends. scores as above.
-extern "C" __global__ void __launch_bounds__(CUTTERS, 3)
-index_wide_cut(const BatchRow* __restrict__ rows, const uint32_t* __restrict__ scores, Ranked* __restrict__ found,
-               unsigned* __restrict__ counts, unsigned first, unsigned span, unsigned stride, unsigned k) {
+// Grid tokens, 256 threads. found [tokens, k] candidates and bars [tokens], those of entries before `first` when this begins, and of
+// entries before first + span when it ends; of rows that see no more, picks [tokens, k], ascending, and how many, picked [tokens].
+// scores as above. Rows that see at most k entries get their picks where `first` is 0.
+extern "C" __global__ void __launch_bounds__(longwave::CUTTERS, 4)
+index_wide_cut(const BatchRow* __restrict__ rows, const uint32_t* __restrict__ scores, longwave::Ranked* __restrict__ found,
+               unsigned* __restrict__ bars, unsigned* __restrict__ picks, unsigned* __restrict__ picked, unsigned first,
+               unsigned span, unsigned stride, unsigned k) {
     longwave::overlap();
-    __shared__ longwave::BestRoom<CUTTERS, ROOM> room;
+    __shared__ longwave::CutRoom room;
     const unsigned token = blockIdx.x, thread = threadIdx.x;
-    const unsigned visible = rows[token].visible_c4();
-    if (visible <= max(k, first)) {
+    const BatchRow row = rows[token];
+    const unsigned visible = row.visible_c4();
+    if (row.seat == longwave::UNMAPPED || (first > 0 && visible <= max(k, first))) {
+        return;
+    }
+    scores += size_t(token) * stride;
+    found += size_t(token) * k;
+    picks += size_t(token) * k;
+    if (thread == 0 && first == 0) {
+        picked[token] = min(visible, k);
+    }
+    if (visible <= k) {
+        for (unsigned i = thread; i < visible; i += longwave::CUTTERS) {
+            picks[i] = i;
+        }
         return;
     }
     const unsigned end = min(visible - first, span);
-    scores += size_t(token) * stride;
-    found += size_t(token) * k;
-    longwave::Best<CUTTERS, ROOM> best(room, k);
-    best.begin(found, min(first, k));
-    for (unsigned base = 0; base < end; base += 4 * PIECES * CUTTERS) {
-        // Four neighbours of each piece; 0 where nothing is.
-        uint32_t own[4 * PIECES];
-        const auto read = [&](unsigned i, unsigned piece) {
-            const unsigned at = base + (piece * CUTTERS + thread) * 4;
-            const uint4 v = at < end ? __ldg(reinterpret_cast<const uint4*>(scores + at)) : make_uint4(0, 0, 0, 0);
-            own[4 * i] = v.x;
-            own[4 * i + 1] = at + 1 < end ? v.y : 0;
-            own[4 * i + 2] = at + 2 < end ? v.z : 0;
-            own[4 * i + 3] = at + 3 < end ? v.w : 0;
-        };
-#pragma unroll
-        for (unsigned i = 0; i < PIECES; i++) {
-            read(i, i);
+    longwave::Cut cut(room, k);
+    for (unsigned base = 0; base < end; base += longwave::CUT_SCORES) {
+        const longwave::CutScores some(scores + base, min(end - base, longwave::CUT_SCORES));
+        if (base == 0) {
+            cut.begin(found, min(first, k), first ? bars[token] : 0);
         }
-        const bool fits = best.raise(own);
-        // Where too many are equal, piece by piece.
-        for (unsigned piece = 0; piece < (fits ? 1 : PIECES); piece++) {
-            if (!fits) {
-                read(0, piece);
-#pragma unroll
-                for (unsigned i = 4; i < 4 * PIECES; i++) {
-                    own[i] = 0;
-                }
-            }
-            best.take(own, [&](unsigned i) { return first + base + ((i / 4 + piece) * CUTTERS + thread) * 4 + i % 4; });
-            if (best.count > k) {
-                best.cut();
-            }
-            if (fits) {
-                break;
-            }
-        }
+        cut.add(some, first + base);
     }
-    for (unsigned i = thread; i < best.count; i += CUTTERS) {
-        found[i] = room.list[i];
+    if (visible <= first + span) {
+        cut.sort(picks, visible);
+        return;
+    }
+    for (unsigned i = thread; i < cut.count; i += longwave::CUTTERS) {
+        found[i] = longwave::ranked_bits(room.scores[i], room.entries[i]);
     }
     if (thread == 0) {
-        counts[token] = best.count;
+        bars[token] = cut.bar;
     }
 }

@@ -31,7 +31,7 @@ const WIDE_ROWS: u32 = 8;
 const WIDE_KEYS: u32 = 192;
 const WIDE_FILL: u32 = 1;
 /// Its shared memory: heads of eight rows as bf16, their gates, what they see.
-const WIDE_BYTES: u32 = WIDE_ROWS * (64 * 256 + 64 * 4 + 8);
+const WIDE_BYTES: u32 = WIDE_ROWS * (64 * 256 + 80 * 4 + 8);
 /// Scores of a segment of all rows, 64 MiB, and the least keys of a segment.
 const WIDE_SCORES: u32 = 1 << 24;
 const WIDE_SEGMENT: u32 = 8192;
@@ -43,7 +43,7 @@ pub struct Index {
     pick: Kernel,
     scores: Kernel,
     merge: Kernel,
-    /// Scores and cut of a segment, on Hopper.
+    /// Scores of a segment and the best of them, on Hopper.
     wide: Option<[Kernel; 2]>,
     multiprocessors: u32,
 }
@@ -223,28 +223,32 @@ impl Index {
     /// Does nothing where there are no kernels for it.
     pub fn select_wide(&self, stream: &Stream, s: &Selection, segment: u32) -> Result<(), DriverError> {
         let Some([score, cut]) = &self.wide else { return Ok(()) };
-        // Rows that see at most k keys take all.
-        let most = if s.seen > s.k { s.seen.min(s.most) } else { 0 };
+        let most = s.seen.min(s.most);
         assert!(segment.is_multiple_of(64) && (segment > 0 || most == 0), "segments of {segment} keys");
-        // Scores of a segment, then candidates, then how many each row has.
+        // Scores of a segment, then candidates of each row, then their bars.
         let found = s.scratch + 4 * u64::from(s.tokens) * u64::from(segment);
-        let counts = found + 8 * u64::from(s.tokens) * u64::from(s.k);
-        let [queries, weights, rows, scores, found, counts, picks, picked] =
-            [s.queries, s.weights, s.rows, s.scratch, found, counts, s.picks, s.counts].map(Argument::Pointer);
+        let bars = found + 8 * u64::from(s.tokens) * u64::from(s.k);
+        let [queries, weights, rows, scores, found, bars, picks, picked] =
+            [s.queries, s.weights, s.rows, s.scratch, found, bars, s.picks, s.counts].map(Argument::Pointer);
         let keys = s.keys.arguments();
-        for first in (0..most).step_by(segment.max(1) as usize) {
+        // Rows that see few keys get their picks with the first segment.
+        for first in (0..most.max(1)).step_by(segment.max(1) as usize) {
             let span = segment.min(most - first);
             let of_segment = [first, span, segment].map(Argument::U32);
             let sizes = [s.tokens, s.heads, s.k].map(Argument::U32);
-            let blocks = [wide_parts(s.tokens, span, self.multiprocessors), s.tokens.div_ceil(WIDE_ROWS), 1];
-            let grid = Grid { blocks, shared_bytes: WIDE_BYTES, ..Grid::new(1, 384) };
-            let arguments = [&[queries, weights, rows][..], &keys, &[scores], &of_segment, &sizes].concat();
-            stream.launch(score, grid, &arguments)?;
-            let arguments = [&[rows, scores, found, counts][..], &of_segment, &[s.k.into()]].concat();
+            if most > s.k {
+                let blocks = [wide_parts(s.tokens, span, self.multiprocessors), s.tokens.div_ceil(WIDE_ROWS), 1];
+                let grid = Grid { blocks, shared_bytes: WIDE_BYTES, ..Grid::new(1, 384) };
+                let arguments = [&[queries, weights, rows][..], &keys, &[scores], &of_segment, &sizes].concat();
+                stream.launch(score, grid, &arguments)?;
+            }
+            let arguments = [&[rows, scores, found, bars, picks, picked][..], &of_segment, &[s.k.into()]].concat();
             stream.launch(cut, Grid::new(s.tokens, 256), &arguments)?;
+            if most <= s.k {
+                break;
+            }
         }
-        let arguments = [rows, found, counts, picks, picked, 1u32.into(), s.k.into()];
-        stream.launch(&self.merge, Grid::new(s.tokens, 1024), &arguments)
+        Ok(())
     }
 }
 

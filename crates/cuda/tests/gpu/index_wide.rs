@@ -59,7 +59,12 @@ fn many_rows_that_share_keys_pick_what_each_picks_alone() {
         let d_keys = paged.put(&mut rig);
         // About k entries, few, and all of them.
         let (few, all) = (4 * k as u32 - 30, 4 * count as u32 - 101);
-        let rows = batch(&[(1, few, 61), (0, 2 * count as u32, 45), (2, all, 100)]);
+        let mut rows = batch(&[(1, few, 61), (0, 2 * count as u32, 45), (2, all, 100)]);
+        // And neighbours of other sequences.
+        let alone = (0..9).map(|i| (i % 3, 4 * count as u32 - 1 - 99 * i, rows.len() as u32 + i));
+        let alone: Vec<BatchRow> =
+            alone.map(|(seat, position, start_row)| BatchRow { seat, position, start: position, start_row }).collect();
+        rows.extend(alone);
         let mut q = fresh.floats(rows.len() * heads * 128);
         round_slice(&mut q);
         let g = fresh.floats(rows.len() * heads);
