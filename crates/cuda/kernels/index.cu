@@ -3,12 +3,13 @@
 //   index_queries_*   rotation and rounding of query heads to the grid of the keys, as bf16; head weights
 //   index_scores_*    scores of a segment of the entries that a row sees, and the k best of them
 //   index_merge       the k best of all segments, ascending
-// For few rows index_few.cu does the work of the last two.
+// For few rows index_few.cu does the work of the last two, for many rows on Hopper index_wide.cu that of the second.
 // A score depends on its row and key alone and the selection is exact (equal scores: the lower entry), so neither batch nor
 // segments change a result. Rows that see at most k entries take all. At most 64 heads, k at most 1024, pages of at least
 // 32 keys. Rows without a seat write nothing.
 #include <stdint.h>
 
+#include "common/best.cuh"
 #include "common/bf16.cuh"
 #include "common/fp8.cuh"
 #include "common/index.cuh"
@@ -23,8 +24,8 @@ namespace {
 using longwave::BatchRow;
 using longwave::Format;
 using longwave::Pages;
-
-typedef unsigned long long Ranked;
+using longwave::Ranked;
+using longwave::total_of;
 
 constexpr unsigned THREADS = 256;
 // Candidates that a block holds; they are cut to the k best when less than one round of THREADS fits.
@@ -73,105 +74,12 @@ __device__ __forceinline__ void queries(const float* __restrict__ products, cons
     }
 }
 
-// Larger is better: the score, then the lower entry. Never 0.
-__device__ __forceinline__ Ranked ranked(float score, unsigned entry) {
-    return static_cast<Ranked>(longwave::ordered_score(score)) << 32 | ~entry;
-}
-
-// How many of all threads' values are counted, for every thread. Calls alternate between the two rows of `partial`.
-template <unsigned WARPS>
-__device__ __forceinline__ unsigned total_of(unsigned own, unsigned (&partial)[2][WARPS], unsigned turn) {
-    own = __reduce_add_sync(0xffffffffu, own);
-    if (threadIdx.x % 32 == 0) {
-        partial[turn & 1][threadIdx.x / 32] = own;
-    }
-    __syncthreads();
-    const unsigned lane = threadIdx.x % 32;
-    return __reduce_add_sync(0xffffffffu, lane < WARPS ? partial[turn & 1][lane] : 0);
-}
-
-// The best candidates so far of a block, in shared memory.
-struct Best {
-    Ranked* list;
-    unsigned* cursor;
-    unsigned count, k;
-    // Candidates above it may still be among the k best.
-    Ranked bar;
-
-    __device__ __forceinline__ Best(Ranked* room, unsigned* at, unsigned most) : list(room), cursor(at), count(0), k(most), bar(0) {
-        if (threadIdx.x == 0) {
-            *cursor = 0;
-        }
-        __syncthreads();
-    }
-
-    __device__ __forceinline__ void append(Ranked candidate, bool takes) {
-        const unsigned lane = threadIdx.x % 32, takers = __ballot_sync(0xffffffffu, takes);
-        unsigned at = 0;
-        if (lane == 0 && takers) {
-            at = atomicAdd(cursor, __popc(takers));
-        }
-        at = __shfl_sync(0xffffffffu, at, 0) + __popc(takers & ((1u << lane) - 1));
-        if (takes) {
-            list[at] = candidate;
-        }
-    }
-
-    // One candidate per thread, or 0. All threads call it.
-    __device__ __forceinline__ void offer(Ranked candidate) {
-        const bool takes = candidate > bar;
-        append(candidate, takes);
-        count += __syncthreads_count(takes);
-        if (count > ROOM - THREADS) {
-            cut();
-        }
-    }
-
-    // Keeps the k best of more than k: the largest bound that k candidates reach, bit by bit. No two are equal.
-    __device__ __forceinline__ void cut() {
-        __shared__ unsigned partial[2][THREADS / 32];
-        Ranked own[ROOM / THREADS];
-#pragma unroll
-        for (unsigned i = 0; i < ROOM / THREADS; i++) {
-            const unsigned at = i * THREADS + threadIdx.x;
-            own[i] = at < count ? list[at] : 0;
-        }
-        if (threadIdx.x == 0) {
-            *cursor = 0;
-        }
-        Ranked bound = 0;
-        for (int bit = 63; bit >= 0; bit--) {
-            const Ranked next = bound | Ranked(1) << bit;
-            unsigned reach = 0;
-#pragma unroll
-            for (unsigned i = 0; i < ROOM / THREADS; i++) {
-                reach += own[i] >= next;
-            }
-            reach = total_of<THREADS / 32>(reach, partial, bit);
-            if (reach >= k) {
-                bound = next;
-            }
-            if (reach == k) {
-                break;
-            }
-        }
-#pragma unroll
-        for (unsigned i = 0; i < ROOM / THREADS; i++) {
-            append(own[i], own[i] >= bound);
-        }
-        count = k;
-        bar = bound - 1;
-        __syncthreads();
-    }
-};
-
 template <Format FORMAT>
 __device__ __forceinline__ void scores(const uint16_t* __restrict__ q, const float* __restrict__ weights,
                                        const BatchRow* __restrict__ rows, const Pages& keys, Ranked* __restrict__ found,
                                        unsigned* __restrict__ counts, unsigned heads, unsigned k) {
     __shared__ __align__(16) longwave::ScoreQueries own;
-    __shared__ Ranked list[ROOM];
-    __shared__ unsigned cursor;
+    __shared__ longwave::BestRoom<THREADS, ROOM> room;
     const unsigned token = blockIdx.y, thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const BatchRow row = rows[token];
     const unsigned visible = row.visible_c4();
@@ -182,13 +90,13 @@ __device__ __forceinline__ void scores(const uint16_t* __restrict__ q, const flo
     const unsigned from = min(blockIdx.x * length, visible), to = min(from + length, visible);
     own.fill(q + size_t(token) * heads * 128, weights + size_t(token) * heads, heads);
     // Its barrier is the queries' too.
-    Best best(list, &cursor, k);
+    longwave::Best<THREADS, ROOM> best(room, k);
     for (unsigned base = from; base < to; base += THREADS) {
         const unsigned first = base + warp * 32, entry = first + 8 * (lane % 4) + lane / 4;
         Ranked candidate = 0;
         if (first < to) {
             const float score = longwave::score_of_32<FORMAT>(own, heads, keys, row.seat, first, to);
-            candidate = entry < to ? ranked(score, entry) : 0;
+            candidate = entry < to ? longwave::ranked(score, entry) : 0;
         }
         best.offer(candidate);
     }
@@ -197,7 +105,7 @@ __device__ __forceinline__ void scores(const uint16_t* __restrict__ q, const flo
     }
     const size_t segment = size_t(token) * gridDim.x + blockIdx.x;
     for (unsigned i = thread; i < best.count; i += THREADS) {
-        found[segment * k + i] = list[i];
+        found[segment * k + i] = room.list[i];
     }
     if (thread == 0) {
         counts[segment] = best.count;

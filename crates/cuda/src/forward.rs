@@ -84,6 +84,8 @@ pub struct Lists {
     pub sequence_count: u32,
     /// Rows of the longest.
     pub most_rows: u32,
+    /// Entries of a c4 layer that a row sees at most; none where launches must not depend on it.
+    pub most_seen: Option<u32>,
     /// Seat and first position of each sequence.
     pub starts: u64,
     /// Attention jobs of one token each; of layer `l` at `jobs + l * job_stride`.

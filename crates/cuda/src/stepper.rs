@@ -275,6 +275,11 @@ impl Stepper {
             sequences,
             sequence_count: batch.sequences.len() as u32,
             most_rows: batch.sequences.iter().map(|s| s.rows).max().unwrap_or(0),
+            // Uniform steps are replayed as graphs.
+            most_seen: batch
+                .uniform()
+                .is_none()
+                .then(|| batch.rows.iter().map(|r| (r.position + 1) / 4).max().unwrap_or(0)),
             starts,
             jobs,
             job_stride,

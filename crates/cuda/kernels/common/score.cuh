@@ -35,7 +35,56 @@ struct ScoreQueries {
     }
 };
 
-// Words w of a key's 32 channels of this lane (channels 32 c + 2 w, + 1) as bf16, and what the score is to be times.
+// A lane's 32 channels of a key as they are stored, and their scale: a float (fp8), a byte of ue8m0 (fp4).
+template <Format FORMAT>
+struct KeyCodes {
+    uint4 words[FORMAT == Format::Bf16 ? 4 : FORMAT == Format::Fp8 ? 2 : 1];
+    uint32_t scale;
+};
+
+template <Format FORMAT>
+__device__ __forceinline__ void load_codes(KeyCodes<FORMAT>& codes, const uint8_t* page, unsigned slot, unsigned rows, unsigned c) {
+    constexpr unsigned BYTES = FORMAT == Format::Bf16 ? 64 : FORMAT == Format::Fp8 ? 32 : 16;
+    const uint4* from = reinterpret_cast<const uint4*>(page + size_t(slot) * (4 * BYTES) + c * BYTES);
+#pragma unroll
+    for (unsigned i = 0; i < BYTES / 16; i++) {
+        codes.words[i] = __ldg(from + i);
+    }
+    if constexpr (FORMAT == Format::Fp8) {
+        codes.scale = __ldg(reinterpret_cast<const uint32_t*>(page + size_t(rows) * 128) + slot);
+    } else if constexpr (FORMAT == Format::Fp4) {
+        codes.scale = __ldg(page + size_t(rows) * 64 + size_t(slot) * 4 + c);
+    }
+}
+
+// Words w of the channels (32 c + 2 w, + 1) as bf16, and what the score is to be times.
+template <Format FORMAT>
+__device__ __forceinline__ float widen_codes(uint32_t (&words)[16], const KeyCodes<FORMAT>& codes) {
+#pragma unroll
+    for (int i = 0; i < int(sizeof(codes.words) / 16); i++) {
+        const uint4 v = codes.words[i];
+        const uint32_t of[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if constexpr (FORMAT == Format::Bf16) {
+                words[4 * i + j] = of[j];
+            } else if constexpr (FORMAT == Format::Fp8) {
+                const uint32_t up = 0x7b807b80u;  // 2^120
+                words[8 * i + 2 * j] = times_bf16(spread_e4m3(of[j], 0x1404), up);
+                words[8 * i + 2 * j + 1] = times_bf16(spread_e4m3(of[j], 0x3424), up);
+            } else {
+                const uint32_t s = codes.scale << 7 | codes.scale << 23, up = 0x7e807e80u;  // 2^126
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    words[4 * j + k] = times_bf16(times_bf16(spread_e2m1(of[j] >> (8 * k)), up), s);
+                }
+            }
+        }
+    }
+    return FORMAT == Format::Fp8 ? __uint_as_float(codes.scale) : 1.f;
+}
+
+// Both, or zeros where there is no page.
 template <Format FORMAT>
 __device__ __forceinline__ float load_key(uint32_t (&words)[16], const uint8_t* page, unsigned slot, unsigned rows,
                                           unsigned c) {
@@ -46,43 +95,9 @@ __device__ __forceinline__ float load_key(uint32_t (&words)[16], const uint8_t* 
         }
         return 0.f;
     }
-    if constexpr (FORMAT == Format::Bf16) {
-        const uint4* from = reinterpret_cast<const uint4*>(page + size_t(slot) * 256 + c * 64);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const uint4 v = __ldg(from + i);
-            words[4 * i] = v.x;
-            words[4 * i + 1] = v.y;
-            words[4 * i + 2] = v.z;
-            words[4 * i + 3] = v.w;
-        }
-        return 1.f;
-    } else if constexpr (FORMAT == Format::Fp8) {
-        const uint4* from = reinterpret_cast<const uint4*>(page + size_t(slot) * 128 + c * 32);
-        const uint32_t up = 0x7b807b80u;  // 2^120
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint4 v = __ldg(from + i);
-            const uint32_t codes[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                words[8 * i + 2 * j] = times_bf16(spread_e4m3(codes[j], 0x1404), up);
-                words[8 * i + 2 * j + 1] = times_bf16(spread_e4m3(codes[j], 0x3424), up);
-            }
-        }
-        return __ldg(reinterpret_cast<const float*>(page + size_t(rows) * 128) + slot);
-    } else {
-        const uint4 v = __ldg(reinterpret_cast<const uint4*>(page + size_t(slot) * 64 + c * 16));
-        const uint32_t byte = __ldg(page + size_t(rows) * 64 + size_t(slot) * 4 + c);
-        const uint32_t s = byte << 7 | byte << 23, up = 0x7e807e80u;  // 2^126
-        const uint32_t codes[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            const uint32_t pair = spread_e2m1(codes[i / 4] >> (i % 4 * 8));
-            words[i] = times_bf16(times_bf16(pair, up), s);
-        }
-        return 1.f;
-    }
+    KeyCodes<FORMAT> codes;
+    load_codes(codes, page, slot, rows, c);
+    return widen_codes(words, codes);
 }
 
 // Of keys first .. first + 31, a multiple of 32, the score of first + 8 c + g; those from `end` on count as zeros.

@@ -1,12 +1,14 @@
 //! The indexer of c4 layers (model.md 6.5): queries and head weights, scores of all visible keys, the exact k best.
 //!
-//! For few rows one kernel scores all keys and one picks; for more, blocks keep the best of segments, which are merged: the same
-//! picks. Scratch is sized for a few rows of the model's longest context, once. Assumes at most 64 heads, k at most 1,024 and
-//! pages of at least 32 keys. Refuses f32 keys.
+//! For few rows one kernel scores all keys and one picks; for more, blocks keep the best of segments, which are merged; for many
+//! rows on Hopper, neighbouring rows share keys, segment by segment: the same picks. Scratch is sized once, for a few rows of the
+//! model's longest context and for segments of many. Assumes at most 64 heads, k at most 1,024 and pages of at least 32 keys.
+//! Refuses f32 keys.
 
 use longwave_model::IndexFormat;
 
 use super::{Pages, no_kernels};
+use crate::cubins;
 use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream};
 
 /// Blocks that a launch is cut into, if its rows are fewer: twice the multiprocessors of an H200.
@@ -22,6 +24,17 @@ const GROUP: u32 = 16;
 /// Most segments of a row's entries, and most candidates of all of them, which one block merges.
 const SEGMENTS: u32 = 64;
 const CANDIDATES: u32 = 24_576;
+/// More rows than these share keys on Hopper.
+const WIDE: u32 = 128;
+/// Rows of a block that share keys, keys of its warpgroups at once, and what filling its shared memory takes in their time.
+const WIDE_ROWS: u32 = 8;
+const WIDE_KEYS: u32 = 192;
+const WIDE_FILL: u32 = 1;
+/// Its shared memory: heads of eight rows as bf16, their gates, what they see.
+const WIDE_BYTES: u32 = WIDE_ROWS * (64 * 256 + 80 * 4 + 8);
+/// Scores of a segment of all rows, 64 MiB, and the least keys of a segment.
+const WIDE_SCORES: u32 = 1 << 24;
+const WIDE_SEGMENT: u32 = 8192;
 
 /// The kernels for one format of keys.
 pub struct Index {
@@ -30,6 +43,9 @@ pub struct Index {
     pick: Kernel,
     scores: Kernel,
     merge: Kernel,
+    /// Scores of a segment and the best of them, on Hopper.
+    wide: Option<[Kernel; 2]>,
+    multiprocessors: u32,
 }
 
 /// Queries and head weights, from their products.
@@ -64,7 +80,7 @@ pub struct Selection {
     pub rows: u64,
     /// Index keys.
     pub keys: Pages,
-    /// [`scratch_bytes`] bytes, aligned to 8.
+    /// [`scratch_bytes`] bytes, aligned to 16.
     pub scratch: u64,
     /// u32 `[T, k]`, ascending.
     pub picks: u64,
@@ -76,15 +92,37 @@ pub struct Selection {
     pub heads: u32,
     /// Most entries to pick.
     pub k: u32,
-    /// Keys that a row sees at most.
+    /// Keys that a row sees at most in any step: what scratch is for.
     pub most: u32,
+    /// Keys that a row of this batch sees at most; `most` where launches must not depend on the batch.
+    pub seen: u32,
 }
 
 /// Bytes of scratch for selections of `k` of at most `most` entries over at most `tokens` rows.
 pub fn scratch_bytes(tokens: u32, k: u32, most: u32) -> u64 {
     let (few, stride) = (u64::from(tokens.min(FEW)), u64::from(stride(most.min(FEW_KEYS))));
     let candidates = u64::from(tokens.max(BLOCKS)) * (u64::from(k) * 8 + 4);
-    candidates.max(4 * few * (stride + stride / u64::from(GROUP)))
+    let wide =
+        if tokens > WIDE { wide_scores(tokens, most) * 4 + u64::from(tokens) * (u64::from(k) * 8 + 4) } else { 0 };
+    candidates.max(4 * few * (stride + stride / u64::from(GROUP))).max(wide)
+}
+
+/// Keys of a segment of many rows that see at most `most`, a multiple of 64.
+fn wide_segment(tokens: u32, most: u32) -> u32 {
+    (WIDE_SCORES / tokens).max(WIDE_SEGMENT).min(most.next_multiple_of(64)) / 64 * 64
+}
+
+/// Scores of a segment of any number of rows up to `tokens`.
+fn wide_scores(tokens: u32, most: u32) -> u64 {
+    let all = u64::from(tokens) * u64::from(most.next_multiple_of(64));
+    all.min((u64::from(tokens) * u64::from(WIDE_SEGMENT)).max(u64::from(WIDE_SCORES)))
+}
+
+/// Parts that blocks have of `span` keys: as many as end earliest on `multiprocessors`, one block each.
+fn wide_parts(tokens: u32, span: u32, multiprocessors: u32) -> u32 {
+    let (tiles, rounds) = (tokens.div_ceil(WIDE_ROWS), span.div_ceil(WIDE_KEYS));
+    let time = |parts: &u32| (tiles * parts).div_ceil(multiprocessors) * (rounds.div_ceil(*parts) + WIDE_FILL);
+    (1..=rounds.clamp(1, 16)).min_by_key(time).unwrap_or(1)
 }
 
 /// Scores of a row in scratch.
@@ -100,16 +138,31 @@ fn segments(tokens: u32, k: u32) -> u32 {
 impl Index {
     /// Loads the kernels for keys in `format`.
     pub fn new(context: &Context, format: IndexFormat) -> Result<Index, DriverError> {
-        let (queries, scores, row) = match format {
-            IndexFormat::Fp8 => ("index_queries_fp8", "index_scores_fp8", "index_row_fp8"),
-            IndexFormat::Fp4 => ("index_queries_fp4", "index_scores_fp4", "index_row_fp4"),
-            IndexFormat::Bf16 => ("index_queries_bf16", "index_scores_bf16", "index_row_bf16"),
+        let [queries, scores, row, wide] = match format {
+            IndexFormat::Fp8 => ["index_queries_fp8", "index_scores_fp8", "index_row_fp8", "index_wide_scores_fp8"],
+            IndexFormat::Fp4 => ["index_queries_fp4", "index_scores_fp4", "index_row_fp4", "index_wide_scores_fp4"],
+            IndexFormat::Bf16 => {
+                ["index_queries_bf16", "index_scores_bf16", "index_row_bf16", "index_wide_scores_bf16"]
+            }
             IndexFormat::F32 => return Err(no_kernels("index keys", format.name())),
         };
         let (module, few) = (Module::load(context, "index")?, Module::load(context, "index_few")?);
         let kernel = |name| module.kernel(name, 0);
         let (row, pick) = (few.kernel(row, 0)?, few.kernel("index_pick", 0)?);
-        Ok(Index { queries: kernel(queries)?, row, pick, scores: kernel(scores)?, merge: kernel("index_merge")? })
+        let hopper = cubins::find("index_wide", context.gpu().major, context.gpu().minor).is_some();
+        let wide = || {
+            let module = Module::load(context, "index_wide")?;
+            Ok([module.kernel(wide, WIDE_BYTES)?, module.kernel("index_wide_cut", 0)?])
+        };
+        Ok(Index {
+            queries: kernel(queries)?,
+            row,
+            pick,
+            scores: kernel(scores)?,
+            merge: kernel("index_merge")?,
+            wide: hopper.then(wide).transpose()?,
+            multiprocessors: context.gpu().multiprocessors,
+        })
     }
 
     /// Rotates and rounds queries, scales head weights.
@@ -133,8 +186,16 @@ impl Index {
     pub fn select(&self, stream: &Stream, s: &Selection) -> Result<(), DriverError> {
         assert!(s.heads <= 64 && (1..=1024).contains(&s.k) && s.keys.shift >= 5, "{s:?}");
         if s.tokens == 0 {
-            return Ok(());
+            Ok(())
+        } else if s.tokens > WIDE && self.wide.is_some() {
+            self.select_wide(stream, s, wide_segment(s.tokens, s.seen.min(s.most)))
+        } else {
+            self.select_by_row(stream, s)
         }
+    }
+
+    /// [`Index::select`] of each row by itself.
+    pub fn select_by_row(&self, stream: &Stream, s: &Selection) -> Result<(), DriverError> {
         // In scratch the scores of rows and then the largest of their groups; or the candidates of segments and how many each has.
         let few = s.tokens <= FEW && s.most <= FEW_KEYS;
         let (kernels, size, behind, grid) = if few {
@@ -157,6 +218,38 @@ impl Index {
         stream.launch(kernels[0], grid, &arguments)?;
         stream.launch(kernels[1], Grid::new(s.tokens, 1024), &[rows, scratch, second, picks, counts, size, k])
     }
+
+    /// [`Index::select`] of rows that share keys, in segments of `segment` keys, a multiple of 64 whose scores scratch holds.
+    /// Does nothing where there are no kernels for it.
+    pub fn select_wide(&self, stream: &Stream, s: &Selection, segment: u32) -> Result<(), DriverError> {
+        let Some([score, cut]) = &self.wide else { return Ok(()) };
+        let most = s.seen.min(s.most);
+        assert!(segment.is_multiple_of(64) && (segment > 0 || most == 0), "segments of {segment} keys");
+        // Scores of a segment, then candidates of each row, then their bars.
+        let found = s.scratch + 4 * u64::from(s.tokens) * u64::from(segment);
+        let bars = found + 8 * u64::from(s.tokens) * u64::from(s.k);
+        let [queries, weights, rows, scores, found, bars, picks, picked] =
+            [s.queries, s.weights, s.rows, s.scratch, found, bars, s.picks, s.counts].map(Argument::Pointer);
+        let keys = s.keys.arguments();
+        // Rows that see few keys get their picks with the first segment.
+        for first in (0..most.max(1)).step_by(segment.max(1) as usize) {
+            let span = segment.min(most - first);
+            let of_segment = [first, span, segment].map(Argument::U32);
+            let sizes = [s.tokens, s.heads, s.k].map(Argument::U32);
+            if most > s.k {
+                let blocks = [wide_parts(s.tokens, span, self.multiprocessors), s.tokens.div_ceil(WIDE_ROWS), 1];
+                let grid = Grid { blocks, shared_bytes: WIDE_BYTES, ..Grid::new(1, 384) };
+                let arguments = [&[queries, weights, rows][..], &keys, &[scores], &of_segment, &sizes].concat();
+                stream.launch(score, grid, &arguments)?;
+            }
+            let arguments = [&[rows, scores, found, bars, picks, picked][..], &of_segment, &[s.k.into()]].concat();
+            stream.launch(cut, Grid::new(s.tokens, 256), &arguments)?;
+            if most <= s.k {
+                break;
+            }
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -176,5 +269,31 @@ mod tests {
             assert!(stride >= u64::from(most) && stride.is_multiple_of(32));
             assert!(4 * rows * (stride + stride / 16) <= scratch_bytes(2000, 512, most), "{most}");
         }
+    }
+
+    #[test]
+    fn scratch_holds_a_segment_of_every_number_of_many_rows() {
+        for most in [1, 200, 10_000, 262_144] {
+            for (all, k) in [(129, 512), (2048, 512), (5000, 1024)] {
+                for tokens in WIDE + 1..=all {
+                    let segment = wide_segment(tokens, most);
+                    assert!(segment.is_multiple_of(64) && segment >= most.min(WIDE_SEGMENT), "{tokens} {most}");
+                    let bytes = u64::from(tokens) * (4 * u64::from(segment) + 8 * u64::from(k) + 4);
+                    assert!(bytes <= scratch_bytes(all, k, most), "{tokens} of {all}, {k} of {most}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_a_segment_leave_few_multiprocessors_idle() {
+        for tokens in [129u32, 256, 512, 1000, 1536, 2048, 4096] {
+            let (span, tiles) = (wide_segment(tokens, 262_144), tokens.div_ceil(WIDE_ROWS));
+            let parts = wide_parts(tokens, span, 132);
+            let rounds = (tiles * parts).div_ceil(132) * span.div_ceil(WIDE_KEYS * parts);
+            let least = f64::from(tiles) * f64::from(span) / f64::from(WIDE_KEYS) / 132.0;
+            assert!(f64::from(rounds) < 1.12 * least, "{tokens}: {rounds} rounds in {parts} parts, at least {least}");
+        }
+        assert_eq!(wide_parts(200, 1, 132), 1);
     }
 }

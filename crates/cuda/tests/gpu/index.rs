@@ -5,7 +5,7 @@ use longwave_cpu::ops::hadamard::hadamard;
 use longwave_cpu::ops::index::{TopK, scores, weight_scale};
 use longwave_cpu::ops::rope::Frequencies;
 use longwave_cpu::ops::rows::{load_index, round_index, store_index};
-use longwave_cuda::driver::Graph;
+use longwave_cuda::driver::{DeviceSlice, Graph};
 use longwave_cuda::ops::index::{Index, Queries, Selection, scratch_bytes};
 use longwave_cuda::ops::{BatchRow, UNMAPPED};
 use longwave_model::formats::bf16_bits;
@@ -67,31 +67,44 @@ fn index_queries_have_the_bits_of_the_cpu() {
 }
 
 /// Keys of seat 1, as stored and widened.
-fn keys(
+pub fn keys(
     fresh: &mut Fresh,
     format: IndexFormat,
     count: usize,
     value: &mut dyn FnMut(&mut Fresh) -> Vec<f32>,
 ) -> (Paged, Vec<f32>) {
     let mut paged = Paged::new(fresh, 2, count.div_ceil(64) + 1, 6, 64 * format.row_bytes() as usize);
-    let mut wide = vec![0.0; count * 128];
-    for (e, wide) in wide.chunks_mut(128).enumerate() {
-        let (x, slot) = (value(fresh), paged.slot(e as u32));
-        let page = paged.page(1, e as u32).unwrap();
-        store_index(format, &x, page, slot, 64);
-        load_index(format, page, slot, 64, wide);
-    }
+    let wide = store(fresh, &mut paged, format, 1, count, value);
     (paged, wide)
 }
 
-struct Picks {
-    picks: Vec<u32>,
-    counts: Vec<u32>,
+/// Stores the first `count` keys of a seat; the same widened.
+pub fn store(
+    fresh: &mut Fresh,
+    paged: &mut Paged,
+    format: IndexFormat,
+    seat: u32,
+    count: usize,
+    value: &mut dyn FnMut(&mut Fresh) -> Vec<f32>,
+) -> Vec<f32> {
+    let mut wide = vec![0.0; count * 128];
+    for (e, wide) in wide.chunks_mut(128).enumerate() {
+        let (x, slot) = (value(fresh), paged.slot(e as u32));
+        let page = paged.page(seat, e as u32).unwrap();
+        store_index(format, &x, page, slot, 64);
+        load_index(format, page, slot, 64, wide);
+    }
+    wide
 }
 
-fn select(
+pub struct Picks {
+    pub picks: Vec<u32>,
+    pub counts: Vec<u32>,
+}
+
+/// A selection whose outputs are poisoned, and these.
+pub fn selection(
     rig: &mut Rig,
-    index: &Index,
     q: &[f32],
     g: &[f32],
     rows: &[BatchRow],
@@ -99,7 +112,7 @@ fn select(
     heads: usize,
     k: usize,
     most: u32,
-) -> Picks {
+) -> (Selection, DeviceSlice<u32>, DeviceSlice<u32>) {
     let tokens = rows.len();
     let (picks, counts) = (rig.poisoned::<u32>(tokens * k), rig.poisoned::<u32>(tokens));
     let q: Vec<u16> = q.iter().map(|v| bf16_bits(*v)).collect();
@@ -115,12 +128,28 @@ fn select(
         heads: heads as u32,
         k: k as u32,
         most,
+        seen: most,
     };
+    (selection, picks, counts)
+}
+
+fn select(
+    rig: &mut Rig,
+    index: &Index,
+    q: &[f32],
+    g: &[f32],
+    rows: &[BatchRow],
+    keys: &OnGpu,
+    heads: usize,
+    k: usize,
+    most: u32,
+) -> Picks {
+    let (selection, picks, counts) = selection(rig, q, g, rows, keys, heads, k, most);
     index.select(&rig.stream, &selection).unwrap();
     Picks { picks: picks.read(&rig.stream).unwrap(), counts: counts.read(&rig.stream).unwrap() }
 }
 
-fn row(position: u32) -> BatchRow {
+pub fn row(position: u32) -> BatchRow {
     BatchRow { seat: 1, position, start: position, start_row: 0 }
 }
 
@@ -270,6 +299,7 @@ fn picks_of_real_scores_differ_only_among_nearly_equal_ones_and_are_measured() {
                 heads: heads as u32,
                 k: k as u32,
                 most,
+                seen: most,
             };
             let graph = Graph::capture(&rig.stream, |s| (0..10).try_for_each(|_| index.select(s, &selection))).unwrap();
             let us = rig.median_us(&graph) / 10.0;
