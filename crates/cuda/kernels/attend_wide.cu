@@ -16,7 +16,6 @@
 #include "common/cluster.cuh"
 #include "common/copy.cuh"
 #include "common/fp8.cuh"
-#include "common/mma.cuh"
 #include "common/overlap.cuh"
 #include "common/pages.cuh"
 #include "common/rows.cuh"
@@ -34,26 +33,32 @@ using longwave::Pages;
 using longwave::SCALE;
 using longwave::WARP_ARRIVALS;
 
-constexpr unsigned THREADS = 512, ROWS = 64, TILE = 64, PARTS = 8, CHANNELS = 256;
+constexpr unsigned THREADS = 512, PRODUCERS = 128, ROWS = 64, TILE = 64, PARTS = 8, CHANNELS = 256;
 // Tiles, queries, weights and products of the other block that are there at once.
-constexpr unsigned STAGES = 3, QUERIES = 2, WEIGHTS = 3, PARTIALS = 2;
+constexpr unsigned STAGES = 3, QUERIES = 2, WEIGHTS = 2, PARTIALS = 2;
 constexpr unsigned STAGE_BYTES = TILE * CHANNELS * 2, QUERY_BYTES = ROWS * CHANNELS * 2;
-// Weights: rows of bf16 with 16 bytes against bank conflicts, then four floats of each row.
-constexpr unsigned WEIGHT_ROW = TILE * 2 + 16, FACTORS = ROWS * WEIGHT_ROW, WEIGHT_BYTES = FACTORS + ROWS * 16;
+// Weights, bf16, and four floats of each row.
+constexpr unsigned FACTORS = ROWS * TILE * 2, WEIGHT_BYTES = FACTORS + ROWS * 16;
 constexpr unsigned PARTIAL_BYTES = ROWS * TILE * 2;
-// Codes of a row on their way out: 128 and 16 bytes.
+// Codes of a row on their way out: 128 and 16 bytes, eight rows of each warp.
 constexpr unsigned CODE_ROW = 144;
+// Codes on their way in, of each producing thread: of each of its rows five times sixteen bytes, and scales.
+constexpr unsigned OWN = 4 * TILE / PRODUCERS, RAW_ROW = 5 * 16 * PRODUCERS, RAW_SCALES = OWN * RAW_ROW,
+                   RAW_BYTES = RAW_SCALES + OWN * 4 * PRODUCERS;
 // Bytes of a tile that come from the other block: weights and factors of half of the rows.
 constexpr unsigned SENT = ROWS / 2 * (TILE * 2 + 16);
 
 // Where all lies in shared memory, and barriers behind it.
 constexpr unsigned AT_QUERIES = STAGES * STAGE_BYTES, AT_WEIGHTS = AT_QUERIES + QUERIES * QUERY_BYTES,
                    AT_PARTIALS = AT_WEIGHTS + WEIGHTS * WEIGHT_BYTES, AT_CODES = AT_PARTIALS + PARTIALS * PARTIAL_BYTES,
-                   FULL = AT_CODES + 2 * ROWS * CODE_ROW, EMPTY = FULL + 8 * STAGES, QUERY_FULL = EMPTY + 8 * STAGES,
+                   AT_RAW = AT_CODES + ROWS * CODE_ROW, FULL = AT_RAW + RAW_BYTES, EMPTY = FULL + 8 * STAGES, QUERY_FULL = EMPTY + 8 * STAGES,
                    QUERY_EMPTY = QUERY_FULL + 8 * QUERIES, WEIGHT_FULL = QUERY_EMPTY + 8 * QUERIES,
                    WEIGHT_EMPTY = WEIGHT_FULL + 8 * WEIGHTS, PARTIAL_FULL = WEIGHT_EMPTY + 8 * WEIGHTS,
-                   ITEMS = PARTIAL_FULL + 8 * PARTIALS, SHARED_BYTES = ITEMS + 4 * 64;
-static_assert(SHARED_BYTES == 229776, "ops/attend.rs says so too");
+                   ITEMS = PARTIAL_FULL + 8 * PARTIALS, PAGES = ITEMS + PRODUCERS / 32 * 64, MARKS = PAGES + 2 * 32,
+                   SHARED_BYTES = MARKS + 4 * STAGES;
+// What a tile is: its first row, a multiple of 64, and these.
+constexpr uint32_t THERE = 1, FIRST = 2, WINDOW = 4, ENDS_PART = 8, ENDS_ITEM = 16;
+static_assert(SHARED_BYTES == 229836, "ops/attend.rs says so too");
 
 struct Operands {
     const uint16_t* q;
@@ -77,13 +82,22 @@ struct Operands {
         return n;
     }
 
-    __device__ __forceinline__ unsigned block_heads() const {
-        return ROWS / block_tokens;
+    // Rows of a token are 2^shift heads: tokens of a block are a power of two.
+    __device__ __forceinline__ unsigned shift() const {
+        return 7 - __ffs(block_tokens);
+    }
+
+    __device__ __forceinline__ unsigned token_of(unsigned r) const {
+        return r >> shift();
+    }
+
+    __device__ __forceinline__ unsigned head_of(unsigned r) const {
+        return r & ((1u << shift()) - 1);
     }
 
     // Blocks of heads of a job.
     __device__ __forceinline__ unsigned groups() const {
-        return (heads + block_heads() - 1) / block_heads();
+        return (heads + (1u << shift()) - 1) >> shift();
     }
 };
 
@@ -98,7 +112,7 @@ struct Item {
         tokens = job.tokens;
         position = job.position;
         job_oldest = job.oldest;
-        first_head = n % o.groups() * o.block_heads();
+        first_head = n % o.groups() << o.shift();
         last = position + tokens - 1;
         oldest = max(position > o.reach ? position - o.reach : 0u, job_oldest);
         w0 = oldest / TILE;
@@ -166,12 +180,12 @@ __device__ __forceinline__ unsigned cluster_id() {
 // Queries of an item as A of the scores' products. In block 1 rows g and g + 8 change places, so that in either block those
 // that it makes weights of come first.
 __device__ __forceinline__ void copy_queries(const Operands& o, unsigned n, unsigned rank, uint32_t to) {
-    const unsigned thread = threadIdx.x % 128, heads = o.block_heads();
+    const unsigned thread = threadIdx.x - (THREADS - PRODUCERS);
     const Job* const job = o.jobs + n / o.groups();
-    const unsigned first_head = n % o.groups() * heads, row = __ldg(&job->row), tokens = __ldg(&job->tokens);
+    const unsigned first_head = n % o.groups() << o.shift(), row = __ldg(&job->row), tokens = __ldg(&job->tokens);
 #pragma unroll 4
-    for (unsigned i = thread; i < ROWS * CHANNELS / 8; i += 128) {
-        const unsigned r = i / 32, piece = i % 32, j = r / heads, head = first_head + r % heads;
+    for (unsigned i = thread; i < ROWS * CHANNELS / 8; i += PRODUCERS) {
+        const unsigned r = i / 32, piece = i % 32, j = o.token_of(r), head = first_head + o.head_of(r);
         const bool there = j < tokens && head < o.heads;
         const uint16_t* from = o.q + (there ? (static_cast<size_t>(row + j) * o.heads + head) * 512 + rank * CHANNELS + piece * 8 : 0);
         const uint32_t at = to + longwave::operand_piece(ROWS, r ^ rank * 8, piece);
@@ -182,23 +196,18 @@ __device__ __forceinline__ void copy_queries(const Operands& o, unsigned n, unsi
 
 // Rows of a tile that a thread loads, on their way: indices, then pages.
 struct Ahead {
-    unsigned row[2], block[2], seat;
-    bool there, first, window;
+    unsigned row[OWN], block[OWN], seat;
+    uint32_t marks;
 };
 
-struct Raw {
-    uint4 data[5];
-    uint32_t scales;
-};
-
-// Four threads load a quarter of the tile's rows' half each... a thread has rows thread / 4 and 32 further.
+// A thread has a quarter of every 32nd row from thread / 4 on.
 template <bool FP8, unsigned rank>
 struct Producer {
     const Operands& o;
     unsigned thread;
     uint32_t base;
-    // Where a thread's sixteen codes of the first 64 channels of row thread / 4 go, and its bf16 of the last ones.
-    uint32_t at_codes, at_plain;
+    // Where a thread's sixteen codes of the first 64 channels of row thread / 4 go.
+    uint32_t at_codes;
 
     // What is used once in a tile or an item waits in shared memory, a copy for each warp: registers are few.
     __device__ __forceinline__ uint32_t own() const {
@@ -237,17 +246,43 @@ struct Producer {
     __device__ __forceinline__ void put(unsigned n, unsigned queries) const {
         __syncwarp();
         if (thread % 32 == 0) {
-            longwave::write_16(own() + 48, make_uint4(n, queries, 0, 0));
+            longwave::write_8(own() + 48, make_uint2(n, queries));
         }
         __syncwarp();
     }
 
-    // Indices of the rows; behind the last one UNMAPPED.
+    // How many have arrived.
+    __device__ __forceinline__ unsigned next_arrival() const {
+        const unsigned queries = longwave::read_4(own() + 56);
+        __syncwarp();
+        if (thread % 32 == 0) {
+            longwave::write_4(own() + 56, queries + 1);
+        }
+        return queries;
+    }
+
+    // The cache's pages likewise: window, entries.
+    __device__ __forceinline__ void put(const Pages& pages, uint32_t to) const {
+        const uint64_t pool = reinterpret_cast<uint64_t>(pages.pool), table = reinterpret_cast<uint64_t>(pages.table);
+        if (thread == 0) {
+            longwave::write_16(base + to, make_uint4(uint32_t(pool), uint32_t(pool >> 32), uint32_t(pages.unit_bytes),
+                                                     uint32_t(pages.unit_bytes >> 32)));
+            longwave::write_16(base + to + 16, make_uint4(uint32_t(table), uint32_t(table >> 32), pages.table_len, pages.shift));
+        }
+    }
+
+    __device__ __forceinline__ Pages pages(uint32_t marks) const {
+        const uint32_t from = base + PAGES + (marks & WINDOW ? 0 : 32);
+        const uint4 a = longwave::read_16(from), b = longwave::read_16(from + 16);
+        return {reinterpret_cast<uint8_t*>(a.x | uint64_t(a.y) << 32), reinterpret_cast<const unsigned*>(b.x | uint64_t(b.y) << 32),
+                a.z | uint64_t(a.w) << 32, b.z, b.w};
+    }
+
+    // The rows' indices; behind the last one UNMAPPED.
     __device__ __forceinline__ void index(Ahead& a, const Item& item, const Place& p) const {
-        a.window = p.window;
         a.seat = item.seat;
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
+        for (unsigned h = 0; h < OWN; h++) {
             const unsigned e = p.tile * TILE + thread / 4 + 32 * h;
             const bool seen = p.window ? e >= item.oldest && e <= item.last : e < item.count;
             a.row[h] = seen ? e : longwave::UNMAPPED;
@@ -258,53 +293,45 @@ struct Producer {
     }
 
     __device__ __forceinline__ void find(Ahead& a) const {
-        const unsigned* const table = a.window ? o.window.table : o.entries.table;
-        const unsigned len = a.window ? o.window.table_len : o.entries.table_len;
-        const unsigned shift = a.window ? o.window.shift : o.entries.shift;
+        const Pages from = pages(a.marks);
+        const unsigned* const table = from.table + static_cast<size_t>(a.seat) * from.table_len;
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
+        for (unsigned h = 0; h < OWN; h++) {
             a.block[h] = longwave::UNMAPPED;
             if (a.row[h] != longwave::UNMAPPED) {
-                a.block[h] = __ldg(table + static_cast<size_t>(a.seat) * len + (a.row[h] >> shift));
+                a.block[h] = __ldg(table + (a.row[h] >> from.shift));
             }
         }
     }
 
-    // The row's page, its place there.
-    __device__ __forceinline__ const uint8_t* page(const Ahead& a, int h, unsigned& slot, unsigned& shift) const {
-        shift = a.window ? o.window.shift : o.entries.shift;
-        slot = a.row[h] & ((1u << shift) - 1);
-        return a.window ? o.window.pool + o.window.unit_bytes * a.block[h] : o.entries.pool + o.entries.unit_bytes * a.block[h];
+    // Sixteen bytes, or zeros.
+    static __device__ __forceinline__ void copy_16(uint32_t to, const uint8_t* from, uint32_t bytes) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
     }
 
-    __device__ __forceinline__ void load(Raw& raw, const Ahead& a, int h) const {
+    // Codes of a row and their scales, to where this thread alone reads them.
+    __device__ __forceinline__ void copy_codes(const Ahead& a, const Pages& from, unsigned h) const {
+        const uint8_t *row = reinterpret_cast<const uint8_t*>(o.q), *scales = row;
+        uint32_t there = 0;
         if (a.block[h] != longwave::UNMAPPED) {
-            unsigned slot, shift;
-            const uint8_t* const page = this->page(a, h, slot, shift);
-            const uint4* const from = reinterpret_cast<const uint4*>(page + slot * 576 + rank * CHANNELS) + thread % 4;
-#pragma unroll
-            for (int n = 0; n < 4; n++) {
-                raw.data[n] = __ldg(from + 4 * n);
-            }
-            if (rank == 1) {
-                raw.data[4] = __ldg(from + 16);
-            }
-            raw.scales = __ldg(reinterpret_cast<const uint32_t*>(page + (576u << shift) + slot * 8 + rank * 4));
-        } else {
-#pragma unroll
-            for (int n = 0; n < 5; n++) {
-                raw.data[n] = make_uint4(0, 0, 0, 0);
-            }
-            raw.scales = 0x7f7f7f7fu;
+            const unsigned slot = from.slot(a.row[h]);
+            const uint8_t* const page = from.pool + from.unit_bytes * a.block[h];
+            row = page + (slot * 576 + rank * CHANNELS + thread % 4 * 16);
+            scales = page + ((576u << from.shift) + slot * 8 + rank * 4);
+            there = 16;
         }
+        const uint32_t to = base + AT_RAW + h * RAW_ROW + thread * 16;
+#pragma unroll
+        for (int n = 0; n < (rank == 1 ? 5 : 4); n++) {
+            copy_16(to + n * 16 * PRODUCERS, row + 64 * n, there);
+        }
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(base + AT_RAW + RAW_SCALES + h * 4 * PRODUCERS + thread * 4),
+                     "l"(scales), "r"(there / 4)
+                     : "memory");
     }
 
-    // 64 channels of a row: sixteen codes.
-    __device__ __forceinline__ void widen(const uint4& codes, uint32_t byte, uint32_t to) const {
-        constexpr uint32_t UP = 120;  // codes are spread as 2^-120 of their values
-        // One product where its factor is a number of bf16, else two.
-        const bool fits = byte - 1 < 254 - UP;
-        const uint32_t exponent = fits ? byte + UP : UP + 127, factor = exponent << 7 | exponent << 23;
+    // Sixteen codes, which `factor` takes from 2^-120 of their values.
+    __device__ __forceinline__ void widen(const uint4& codes, uint32_t factor, uint32_t to) const {
         const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
         uint32_t v[8];
 #pragma unroll
@@ -312,56 +339,72 @@ struct Producer {
             v[2 * w] = longwave::times_bf16(longwave::spread_e4m3(words[w], 0x1404), factor);
             v[2 * w + 1] = longwave::times_bf16(longwave::spread_e4m3(words[w], 0x3424), factor);
         }
-        if (!fits) {
-#pragma unroll
-            for (int w = 0; w < 8; w++) {
-                v[w] = longwave::times_bf16(v[w], byte << 7 | byte << 23);
-            }
-        }
         longwave::write_16(to + at_codes, make_uint4(v[0], v[1], v[2], v[3]));
         longwave::write_16(to + (at_codes ^ 16), make_uint4(v[4], v[5], v[6], v[7]));
     }
 
-    __device__ __forceinline__ void widen(const Raw& raw, uint32_t to, int h) const {
-        constexpr uint32_t BLOCK = TILE * 128;
+    // A row's codes. Scales between 2^-63 and 1 are one factor with 2^120, and those of a row that is not there, whose codes are
+    // zeros. Others, which no model has, take a second product.
+    __device__ __forceinline__ void widen(uint32_t to, unsigned h) const {
+        constexpr uint32_t BLOCK = TILE * 128, GROUPS = rank == 0 ? 4 : 3, MASK = rank == 0 ? 0xc0c0c0c0u : 0x00c0c0c0u;
+        const uint32_t from = base + AT_RAW + h * RAW_ROW + thread * 16;
+        const uint32_t scales = longwave::read_4(base + AT_RAW + RAW_SCALES + h * 4 * PRODUCERS + thread * 4);
+        const bool fits = (scales & MASK) == (0x40404040u & MASK) || scales == 0;
+        const uint32_t factors = fits ? scales + 0x78787878u : 0xf7f7f7f7u;
         to += h * 32 * 128;
+        uint4 raw[5];
 #pragma unroll
-        for (unsigned n = 0; n < 3; n++) {
-            widen(raw.data[n], raw.scales >> (8 * n) & 0xff, to + n * BLOCK);
+        for (int n = 0; n < (rank == 1 ? 5 : 4); n++) {
+            raw[n] = longwave::read_16(from + n * 16 * PRODUCERS);
         }
-        if (rank == 0) {
-            widen(raw.data[3], raw.scales >> 24, to + 3 * BLOCK);
-        } else {
-            longwave::write_16(to + 3 * BLOCK + at_plain, raw.data[3]);
-            longwave::write_16(to + 3 * BLOCK + (at_plain ^ 64), raw.data[4]);
+#pragma unroll
+        for (unsigned n = 0; n < GROUPS; n++) {
+            // The byte in the upper half of both halves of a word, then where bf16 has its exponent.
+            const uint32_t factor = __byte_perm(factors, 0, 0x0404 | n << 12 | n << 4) >> 1;
+            widen(raw[n], factor, to + n * BLOCK);
+        }
+        if (rank == 1) {
+            const uint32_t at_plain = longwave::operand_piece(TILE, thread / 4, thread % 4);
+            longwave::write_16(to + 3 * BLOCK + at_plain, raw[3]);
+            longwave::write_16(to + 3 * BLOCK + (at_plain ^ 64), raw[4]);
+        }
+        if (!fits) {
+#pragma unroll 1
+            for (unsigned n = 0; n < 2 * GROUPS; n++) {
+                const uint32_t byte = scales >> (n / 2 * 8) & 0xff, s = byte << 7 | byte << 23;
+                const uint32_t at = to + n / 2 * BLOCK + (at_codes ^ n % 2 * 16);
+                const uint4 v = longwave::read_16(at);
+                longwave::write_16(at, make_uint4(longwave::times_bf16(v.x, s), longwave::times_bf16(v.y, s),
+                                                  longwave::times_bf16(v.z, s), longwave::times_bf16(v.w, s)));
+            }
         }
     }
 
     // bf16 rows go straight to their place.
-    __device__ __forceinline__ void copy(const Ahead& a, uint32_t to, int h) const {
+    __device__ __forceinline__ void copy(const Ahead& a, uint32_t to, unsigned h) const {
         const uint8_t* from = reinterpret_cast<const uint8_t*>(o.q);
         uint32_t bytes = 0;
         if (a.block[h] != longwave::UNMAPPED) {
-            unsigned slot, shift;
-            const uint8_t* const page = this->page(a, h, slot, shift);
-            from = page + slot * 1024 + rank * CHANNELS * 2 + thread % 4 * 16;
+            const Pages pages = this->pages(a.marks);
+            const unsigned at = pages.slot(a.row[h]) * 1024 + rank * CHANNELS * 2 + thread % 4 * 16;
+            from = pages.pool + pages.unit_bytes * a.block[h] + at;
             bytes = 16;
         }
 #pragma unroll
         for (unsigned n = 0; n < 8; n++) {
-            const uint32_t at = to + longwave::operand_piece(TILE, thread / 4 + 32 * h, 4 * n + thread % 4);
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from + (bytes ? n * 64 : 0)), "r"(bytes)
-                         : "memory");
+            copy_16(to + longwave::operand_piece(TILE, thread / 4 + 32 * h, 4 * n + thread % 4), from + (bytes ? n * 64 : 0), bytes);
         }
     }
 
     __device__ __forceinline__ void run() {
         at_codes = longwave::operand_piece(TILE, thread / 4, thread % 4 * 2);
-        at_plain = longwave::operand_piece(TILE, thread / 4, thread % 4);
         // Kept, not computed again each time.
-        asm volatile("" : "+r"(at_codes), "+r"(at_plain));
+        asm volatile("" : "+r"(at_codes));
+        put(o.window, PAGES);
+        put(o.entries, PAGES + 32);
+        // Of these 128 threads.
+        asm volatile("bar.sync 1, 128;" ::: "memory");
         Ring<STAGES> stage;
-        unsigned queries = 0;
         bool more, first = true;
         const auto enter = [&](unsigned n) {
             more = n < o.items;
@@ -376,24 +419,27 @@ struct Producer {
         };
         {
             const unsigned n = o.skip(cluster_id());
+            longwave::write_4(own() + 56, 0);
             put(n, 0);
             enter(n);
         }
         // Tiles ahead: indices are loaded, pages are looked up, rows are loaded or copied.
         constexpr unsigned NONE = longwave::UNMAPPED;
-        Ahead indexed = {{NONE, NONE}, {NONE, NONE}, 0, false, false, false}, found = indexed;
+        Ahead indexed = {{NONE, NONE}, {NONE, NONE}, 0, 0}, found = indexed;
         const auto step = [&]() {
             found = indexed;
             find(found);
-            indexed.there = more;
+            indexed.marks = 0;
             indexed.row[0] = indexed.row[1] = NONE;
             if (more) {
                 unsigned n;
                 const Item item = get(n);
                 Place p = get();
-                indexed.first = first;
                 index(indexed, item, p);
+                indexed.marks = p.tile * TILE | THERE | (first ? FIRST : 0) | (p.window ? WINDOW : 0);
+                const unsigned part = p.part;
                 first = !p.advance(item);
+                indexed.marks |= (first ? ENDS_ITEM | ENDS_PART : 0) | (p.part != part ? ENDS_PART : 0);
                 if (first) {
                     enter(o.skip(n + gridDim.x / 2));
                 } else {
@@ -401,21 +447,25 @@ struct Producer {
                 }
             }
         };
-        Raw raw[2];
-        bool loaded = false, loaded_first = false;
         // The queries and, where they go straight, the rows of the tile that is found, into stage `in`.
         const auto begin = [&](Ring<STAGES> in) {
-            if (found.there && found.first) {
-                const uint4 next = longwave::read_16(own() + 48);
+            if (found.marks & FIRST) {
+                const uint2 next = longwave::read_8(own() + 48);
                 longwave::wait(base + QUERY_EMPTY + 8 * (next.y % QUERIES), ~(next.y / QUERIES) & 1);
                 copy_queries(o, next.x, rank, base + AT_QUERIES + next.y % QUERIES * QUERY_BYTES);
                 put(o.skip(next.x + gridDim.x / 2), next.y + 1);
             }
-            if (!FP8 && found.there) {
+            if (!FP8 && found.marks) {
                 longwave::wait(base + EMPTY + 8 * in.at, in.parity ^ 1);
                 copy(found, base + in.at * STAGE_BYTES, 0);
                 copy(found, base + in.at * STAGE_BYTES, 1);
             }
+            if (!FP8) {
+                longwave::commit_copies();
+            }
+        };
+        const auto copy_half = [&](const Pages& from, unsigned h) {
+            copy_codes(found, from, h);
             longwave::commit_copies();
         };
 #pragma unroll 1
@@ -424,43 +474,53 @@ struct Producer {
         }
         begin(stage);
         if constexpr (FP8) {
-            load(raw[0], found, 0);
-            load(raw[1], found, 1);
+            const Pages from = pages(found.marks);
+            copy_half(from, 0);
+            copy_half(from, 1);
         }
-        loaded = found.there;
-        loaded_first = found.first;
+        uint32_t loaded = found.marks;
         step();
         while (loaded) {
             Ring<STAGES> in = stage;
             in.advance();
             begin(in);
+            // The latest group of copies belongs to the next tile, or to the other half of this one.
             if constexpr (FP8) {
                 const uint32_t to = base + stage.at * STAGE_BYTES;
+                const Pages from = pages(found.marks);
+                longwave::wait_copies<1>();
                 longwave::wait(base + EMPTY + 8 * stage.at, stage.parity ^ 1);
-                widen(raw[0], to, 0);
-                load(raw[0], found, 0);
-                widen(raw[1], to, 1);
-                load(raw[1], found, 1);
-            }
-            if (!FP8 || loaded_first) {
-                // The latest group belongs to the next tile.
+                widen(to, 0);
+                copy_half(from, 0);
+                longwave::wait_copies<1>();
+                widen(to, 1);
+                copy_half(from, 1);
+            } else {
                 longwave::wait_copies<1>();
             }
+            if (thread == 0) {
+                longwave::write_4(base + MARKS + 4 * stage.at, loaded);
+            }
             longwave::fence_shared();
-            if (loaded_first) {
-                longwave::arrive(base + QUERY_FULL + 8 * (queries++ % QUERIES));
+            if (loaded & FIRST) {
+                longwave::arrive(base + QUERY_FULL + 8 * (next_arrival() % QUERIES));
             }
             longwave::arrive(base + FULL + 8 * stage.at);
             stage = in;
-            loaded = found.there;
-            loaded_first = found.first;
+            loaded = found.marks;
             step();
         }
     }
 };
 
+// Marks of the tile of a stage. A plain read, of which the compiler sees that it is the same in all threads: what depends on it
+// may stay in uniform registers.
+__device__ __forceinline__ uint32_t marks_of(const uint8_t* memory, unsigned stage) {
+    return *reinterpret_cast<const volatile uint32_t*>(memory + MARKS + 4 * stage);
+}
+
 // Scores and weights of all rows; the weights of rows g + 8 rank of each warp's sixteen are made here.
-__device__ __forceinline__ void score(const Operands& o, unsigned rank, uint32_t base) {
+__device__ __forceinline__ void score(const Operands& o, unsigned rank, uint32_t base, const uint8_t* memory) {
     const unsigned thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, g = lane / 4, c = lane % 4;
     const unsigned r = warp * 16 + g + 8 * rank, odd = c & 1;
     const uint32_t there = longwave::address_in(base, rank ^ 1);
@@ -476,12 +536,13 @@ __device__ __forceinline__ void score(const Operands& o, unsigned rank, uint32_t
     // The products of the next tile, into d; behind the last one of some tile, which nobody reads: that all of it stands in one
     // path lets steps follow each other.
     const auto multiply = [&]() {
-        const uint32_t a = base + AT_QUERIES + query.at * QUERY_BYTES, b = base + stage.at * STAGE_BYTES;
+        const longwave::Operand a = longwave::operand_of(base + AT_QUERIES + query.at * QUERY_BYTES);
+        const longwave::Operand b = longwave::operand_of(base + stage.at * STAGE_BYTES);
         longwave::wgmma_fence();
-        longwave::wgmma_bf16<false>(d, longwave::operand(a, ROWS, 0), longwave::operand(b, TILE, 0));
+        longwave::wgmma_bf16<false>(d, a.at(0), b.at(0));
 #pragma unroll
         for (int s = 1; s < 16; s++) {
-            longwave::wgmma_bf16<true>(d, longwave::operand(a, ROWS, s), longwave::operand(b, TILE, s));
+            longwave::wgmma_bf16<true>(d, a.at(s), b.at(s));
         }
         longwave::wgmma_commit();
     };
@@ -497,15 +558,20 @@ __device__ __forceinline__ void score(const Operands& o, unsigned rank, uint32_t
         Item item;
         item.find(o, n);
         n = o.skip(n + gridDim.x / 2);
-        const unsigned j = r / o.block_heads(), head = item.first_head + r % o.block_heads();
+        const unsigned j = o.token_of(r), head = item.first_head + o.head_of(r);
+        // What this row sees of the window and of the entries; nothing if it is none.
         const int position = static_cast<int>(item.position + j);
+        int oldest = max(position - static_cast<int>(o.reach), static_cast<int>(item.job_oldest)), newest = 0, seen = 0;
+        if (j < item.tokens) {
+            newest = position + 1;
+            seen = static_cast<int>(o.picks ? item.count : o.ratio ? (position + 1) / o.ratio : 0);
+        }
         float row_max = -INFINITY, row_sum = 0.f;
         Joined joined = {__ldg(o.sinks + min(head, o.heads - 1)) * LOG2E, 1.f};
-        Place now;
-        bool more = now.begin(item);
+        bool more = true;
         while (more) {
-            Place then = now;
-            more = then.advance(item);
+            const uint32_t marks = marks_of(memory, stage.at);
+            more = !(marks & ENDS_ITEM);
             longwave::arrive_of_warp(base + EMPTY + 8 * stage.at);
             stage.advance();
             // The other block's rows go there.
@@ -520,9 +586,9 @@ __device__ __forceinline__ void score(const Operands& o, unsigned rank, uint32_t
             }
             float v[16];
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                v[2 * i] = d[4 * i];
-                v[2 * i + 1] = d[4 * i + 1];
+            for (int i = 0; i < 16; i++) {
+                // A copy: d's registers are those of the products.
+                asm volatile("mov.b32 %0, %1;" : "=f"(v[i]) : "f"(d[i / 2 * 4 + i % 2]));
             }
             if (!more) {
                 longwave::arrive_of_warp(base + QUERY_EMPTY + 8 * query.at);
@@ -535,17 +601,9 @@ __device__ __forceinline__ void score(const Operands& o, unsigned rank, uint32_t
                 longwave::wait(base + FULL + 8 * stage.at, stage.parity);
             }
             multiply();
-            int from = 0, to = 0;
-            if (j < item.tokens) {
-                const int first = static_cast<int>(now.tile * TILE);
-                if (now.window) {
-                    from = max(position - static_cast<int>(o.reach), static_cast<int>(item.job_oldest)) - first;
-                    to = position + 1 - first;
-                } else {
-                    to = static_cast<int>(o.picks ? item.count : (position + 1) / o.ratio) - first;
-                }
-            }
-            longwave::wait_cluster(base + PARTIAL_FULL + 8 * partial.at, partial.parity);
+            const int first = static_cast<int>(marks & ~(TILE - 1));
+            const int from = (marks & WINDOW ? oldest : 0) - first, to = (marks & WINDOW ? newest : seen) - first;
+            longwave::wait(base + PARTIAL_FULL + 8 * partial.at, partial.parity);
             partial.advance();
             float top = -INFINITY;
 #pragma unroll
@@ -570,9 +628,9 @@ __device__ __forceinline__ void score(const Operands& o, unsigned rank, uint32_t
             }
             // Lanes change halves, so that each has columns 8 i + 4 (c / 2) .. + 3 and those 32 further for i = 2 odd and
             // 2 odd + 1: attend.cu sums these eight first.
-            const uint32_t rows_at = AT_WEIGHTS + weight.at * WEIGHT_BYTES + r * WEIGHT_ROW + c / 2 * 8 + odd * 32;
+            const uint32_t piece = AT_WEIGHTS + weight.at * WEIGHT_BYTES + longwave::operand_piece(ROWS, r, 2 * odd) + c / 2 * 8;
             float sums[2] = {0.f, 0.f};
-            longwave::wait_cluster(base + WEIGHT_EMPTY + 8 * weight.at, weight.parity ^ 1);
+            longwave::wait(base + WEIGHT_EMPTY + 8 * weight.at, weight.parity ^ 1);
 #pragma unroll
             for (int m = 0; m < 2; m++) {
 #pragma unroll
@@ -590,8 +648,8 @@ __device__ __forceinline__ void score(const Operands& o, unsigned rank, uint32_t
                         sums[m] += eight[e];
                     }
                     const uint32_t pair[2] = {longwave::narrow(eight[0], eight[1]), longwave::narrow(eight[2], eight[3])};
-                    const uint32_t at = rows_at + m * 16 + h * 64;
-                    asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(base + at), "r"(pair[0]), "r"(pair[1]) : "memory");
+                    const uint32_t at = piece ^ (m * 16 + h * 64);
+                    longwave::write_8(base + at, make_uint2(pair[0], pair[1]));
                     longwave::send_8(there + at, pair[0], pair[1], there + WEIGHT_FULL + 8 * weight.at);
                 }
             }
@@ -603,7 +661,7 @@ __device__ __forceinline__ void score(const Operands& o, unsigned rank, uint32_t
             row_sum = fmaf(row_sum, keep, sum);
             row_max = top;
             float2 factors = make_float2(0.f, 0.f);
-            if (!more || then.part != now.part) {
+            if (marks & ENDS_PART) {
                 factors = joined.add(row_max, row_sum);
                 row_max = -INFINITY;
                 row_sum = 0.f;
@@ -619,7 +677,6 @@ __device__ __forceinline__ void score(const Operands& o, unsigned rank, uint32_t
             }
             longwave::arrive_of_warp(base + WEIGHT_FULL + 8 * weight.at);
             weight.advance();
-            now = then;
             longwave::wgmma_wait<0>();
             longwave::wgmma_done(d);
         }
@@ -629,16 +686,16 @@ __device__ __forceinline__ void score(const Operands& o, unsigned rank, uint32_t
 // What is left to do with 128 channels of sixteen rows of a warp, from `channel` on.
 __device__ __forceinline__ void end(const Operands& o, const Item& item, const float (&whole)[64], const float (&sums)[2],
                                     unsigned channel, uint8_t* codes) {
-    const unsigned warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, heads = o.block_heads();
+    const unsigned warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     // Where a row's 128 channels lie; none of a row that is not there.
     const auto place = [&](unsigned r, size_t& at) {
-        const unsigned j = r / heads, head = item.first_head + r % heads;
+        const unsigned j = o.token_of(r), head = item.first_head + o.head_of(r);
         at = (static_cast<size_t>(item.row + j) * o.heads + head) * 512 + channel;
         return j < item.tokens && head < o.heads;
     };
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const unsigned r = warp * 16 + g + 8 * h, j = r / heads;
+        const unsigned r = warp * 16 + g + 8 * h, j = o.token_of(r);
         const float inverse = 1.f / sums[h];
         float v[32];
 #pragma unroll
@@ -673,7 +730,7 @@ __device__ __forceinline__ void end(const Operands& o, const Item& item, const f
             amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 2));
             const uint32_t byte = longwave::scale_byte(amax);
             const float s = longwave::inverse_of(byte);
-            uint8_t* const row = codes + (g + 8 * h) * CODE_ROW + 2 * c;
+            uint8_t* const row = codes + g * CODE_ROW + 2 * c;
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const uint32_t four = longwave::codes_of(v[4 * i] * s, v[4 * i + 1] * s, v[4 * i + 2] * s, v[4 * i + 3] * s);
@@ -683,20 +740,17 @@ __device__ __forceinline__ void end(const Operands& o, const Item& item, const f
             if (c == 0 && there) {
                 o.scales[at / 128] = longwave::scale_of(byte);
             }
-        }
-    }
-    if (o.codes) {
-        __syncwarp();
+            __syncwarp();
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const unsigned row = i * 4 + lane / 8;
-            size_t at;
-            if (place(warp * 16 + row, at)) {
-                *reinterpret_cast<uint4*>(o.codes + at + lane % 8 * 16) =
-                    *reinterpret_cast<const uint4*>(codes + row * CODE_ROW + lane % 8 * 16);
+            for (int i = 0; i < 2; i++) {
+                const unsigned k = i * 4 + lane / 8;
+                if (place(warp * 16 + 8 * h + k, at)) {
+                    *reinterpret_cast<uint4*>(o.codes + at + lane % 8 * 16) =
+                        *reinterpret_cast<const uint4*>(codes + k * CODE_ROW + lane % 8 * 16);
+                }
             }
+            __syncwarp();
         }
-        __syncwarp();
     }
 }
 
@@ -712,66 +766,61 @@ __device__ __forceinline__ void gather(const Operands& o, unsigned rank, uint32_
         acc[i] = 0.f;
     }
     for (unsigned n = o.skip(cluster_id()); n < o.items; n = o.skip(n + gridDim.x / 2)) {
-        Item item;
-        item.find(o, n);
         float whole[64], sums[2];
 #pragma unroll
         for (int i = 0; i < 64; i++) {
             whole[i] = 0.f;
         }
-        Place now;
-        bool more = now.begin(item);
+        bool more = true;
         uint32_t adds = 0;
         while (more) {
-            const unsigned part = now.part;
-            more = now.advance(item);
-            const bool ends = !more || now.part != part;
-            const uint32_t weights = base + AT_WEIGHTS + weight.at * WEIGHT_BYTES;
-            longwave::wait_cluster(base + WEIGHT_FULL + 8 * weight.at, weight.parity);
-            uint4 low = longwave::read_16(weights + FACTORS + (warp * 16 + g) * 16);
-            uint4 high = longwave::read_16(weights + FACTORS + (warp * 16 + g + 8) * 16);
-            uint32_t a[4][4];
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                longwave::load_pieces(a[k], weights + (warp * 16 + (lane & 15)) * WEIGHT_ROW + (k * 2 + (lane >> 4)) * 16);
-            }
+            const uint32_t weights = base + AT_WEIGHTS + weight.at * WEIGHT_BYTES, factors = weights + FACTORS + (warp * 16 + g) * 16;
+            longwave::wait(base + WEIGHT_FULL + 8 * weight.at, weight.parity);
             if (adds) {
-                const float keeps[2] = {__uint_as_float(low.x), __uint_as_float(high.x)};
+                const float keeps[2] = {__uint_as_float(longwave::read_4(factors)), __uint_as_float(longwave::read_4(factors + 128))};
 #pragma unroll
                 for (int i = 0; i < 64; i++) {
                     acc[i] *= keeps[i / 2 % 2];
                 }
             }
-            longwave::arrive_of_warp(base + WEIGHT_EMPTY + 8 * weight.at);
-            if (WARP_ARRIVALS == 32 || lane == 0) {
-                longwave::arrive_there(there + WEIGHT_EMPTY + 8 * weight.at);
-            }
-            weight.advance();
             longwave::wait(base + FULL + 8 * stage.at, stage.parity);
-            const uint32_t b = base + stage.at * STAGE_BYTES + group * (STAGE_BYTES / 2);
+            const uint32_t marks = marks_of(memory, stage.at);
+            more = !(marks & ENDS_ITEM);
+            // Weights came as ordinary writes, of this block and of the other one.
+            longwave::fence_shared();
+            const longwave::Operand a = longwave::operand_of(weights);
+            const longwave::Operand b = longwave::operand_of_columns(base + stage.at * STAGE_BYTES + group * (STAGE_BYTES / 2));
             longwave::wgmma_fence();
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                longwave::wgmma_bf16_columns(acc, a[k], longwave::operand_columns(b, TILE, k), k == 0 ? adds : 1);
+                longwave::wgmma_bf16_rows(acc, a.at(k), b.rows_at(k), k == 0 ? adds : 1);
             }
             longwave::wgmma_commit();
             longwave::wgmma_wait<0>();
             longwave::wgmma_done(acc);
             longwave::arrive_of_warp(base + EMPTY + 8 * stage.at);
             stage.advance();
-            adds = !ends;
-            if (ends) {
-                const float2 factors[2] = {make_float2(__uint_as_float(low.y), __uint_as_float(low.z)),
+            adds = !(marks & ENDS_PART);
+            if (!adds) {
+                const uint4 low = longwave::read_16(factors), high = longwave::read_16(factors + 128);
+                const float2 joining[2] = {make_float2(__uint_as_float(low.y), __uint_as_float(low.z)),
                                            make_float2(__uint_as_float(high.y), __uint_as_float(high.z))};
 #pragma unroll
                 for (int i = 0; i < 64; i++) {
-                    whole[i] = join(whole[i], acc[i], factors[i / 2 % 2]);
+                    whole[i] = join(whole[i], acc[i], joining[i / 2 % 2]);
                 }
                 sums[0] = __uint_as_float(low.w);
                 sums[1] = __uint_as_float(high.w);
             }
+            longwave::arrive_of_warp(base + WEIGHT_EMPTY + 8 * weight.at);
+            if (WARP_ARRIVALS == 32 || lane == 0) {
+                longwave::arrive_there(there + WEIGHT_EMPTY + 8 * weight.at);
+            }
+            weight.advance();
         }
-        end(o, item, whole, sums, rank * CHANNELS + group * 128, memory + AT_CODES + (group * ROWS + warp * 16) * CODE_ROW);
+        Item item;
+        item.find(o, n);
+        end(o, item, whole, sums, rank * CHANNELS + group * 128, memory + AT_CODES + threadIdx.x / 32 * 8 * CODE_ROW);
     }
 }
 
@@ -785,9 +834,9 @@ __device__ __forceinline__ void attend(const Operands& o) {
                 longwave::init_barrier(base + at + 8 * i, arrivals);
             }
         };
-        init(FULL, STAGES, 128);
+        init(FULL, STAGES, PRODUCERS);
         init(EMPTY, STAGES, 12 * WARP_ARRIVALS);
-        init(QUERY_FULL, QUERIES, 128);
+        init(QUERY_FULL, QUERIES, PRODUCERS);
         init(QUERY_EMPTY, QUERIES, 4 * WARP_ARRIVALS);
         init(WEIGHT_FULL, WEIGHTS, 4 * WARP_ARRIVALS + 1);
         init(WEIGHT_EMPTY, WEIGHTS, 16 * WARP_ARRIVALS);
@@ -796,17 +845,17 @@ __device__ __forceinline__ void attend(const Operands& o) {
     }
     longwave::cluster_sync();
     if (threadIdx.x >= 384) {
-        longwave::fewer_registers<88>();
+        longwave::fewer_registers<96>();
         if (rank == 0) {
-            Producer<FP8, 0>{o, threadIdx.x - 384, base, 0, 0}.run();
+            Producer<FP8, 0>{o, threadIdx.x - 384, base, 0}.run();
         } else {
-            Producer<FP8, 1>{o, threadIdx.x - 384, base, 0, 0}.run();
+            Producer<FP8, 1>{o, threadIdx.x - 384, base, 0}.run();
         }
     } else if (threadIdx.x >= 256) {
-        longwave::fewer_registers<88>();
-        score(o, rank, base);
+        longwave::fewer_registers<96>();
+        score(o, rank, base, memory);
     } else {
-        longwave::more_registers<168>();
+        longwave::more_registers<160>();
         gather(o, rank, base, memory);
     }
     // The other block may still send here.

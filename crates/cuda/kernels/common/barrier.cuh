@@ -73,18 +73,9 @@ __device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t byte
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Arrives at a barrier of another block of the cluster.
+// Arrives at a barrier of another block of the cluster, for what this one read: reads of its own shared memory need no fence.
 __device__ __forceinline__ void arrive_there(uint32_t barrier_there) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier_there) : "memory");
-}
-
-// As `wait`, for what other blocks of the cluster did.
-__device__ __forceinline__ void wait_cluster(uint32_t barrier, uint32_t parity) {
-    asm volatile(
-        "{\n.reg .pred p;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra "
-        "AGAIN;\nDONE:\n}\n" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier_there) : "memory");
 }
 
 // Registers of a thread of this warpgroup from here on.
