@@ -1,7 +1,7 @@
 // architectures: 90a 100a
 // Attention of decode and verify steps (model.md 6.3, 6.6, 6.7): window rows, compressed entries and the sink in one
 // softmax, inverse rotation, result as bf16 or as e4m3 codes with a float scale per 128 channels. attend.md has floor,
-// design and steps. Prefill takes the same kernel, with the step's own rows in pages of their own.
+// design and steps. Many rows, as in prefill, take attend_wide.cu on Hopper; prefill has its own rows in pages of their own.
 //
 // Tile t (64 entries at absolute places) belongs to part t % 8; each part has a softmax of its own, and parts are joined in
 // order. For few rows a cluster of eight blocks serves ROWS query rows, a part each; for many one block does all parts, one

@@ -42,7 +42,7 @@ pub struct Attend {
     by_rows: [Kernel; 3],
     /// For many rows: blocks that are no cluster and do all parts.
     alone: Kernel,
-    /// In its place on Hopper.
+    /// In its place on Hopper, and in that of clusters that need several waves.
     wide: Option<Kernel>,
     multiprocessors: u32,
 }
