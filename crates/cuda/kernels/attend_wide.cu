@@ -357,7 +357,7 @@ __device__ __forceinline__ void attend(const Operands& o) {
         init(WEIGHT_FULL, WEIGHTS, 4 * WARP_ARRIVALS + 1);
         init(WEIGHT_EMPTY, WEIGHTS, 16 * WARP_ARRIVALS);
         init(PARTIAL_FULL, PARTIALS, 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        longwave::show_barriers();
     }
     longwave::cluster_sync();
     if (threadIdx.x >= 384) {

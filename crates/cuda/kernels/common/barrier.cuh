@@ -68,11 +68,6 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
         : "memory");
 }
 
-// One arrival, and `bytes` more to come in this phase.
-__device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
 // Arrives at a barrier of another block of the cluster, for what this one read: reads of its own shared memory need no fence.
 __device__ __forceinline__ void arrive_there(uint32_t barrier_there) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier_there) : "memory");
