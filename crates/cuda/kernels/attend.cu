@@ -1,7 +1,7 @@
 // architectures: 90a 100a
 // Attention of decode and verify steps (model.md 6.3, 6.6, 6.7): window rows, compressed entries and the sink in one
 // softmax, inverse rotation, result as bf16 or as e4m3 codes with a float scale per 128 channels. attend.md has floor,
-// design and steps. Prefill takes the same kernel, with the step's own rows in pages of their own.
+// design and steps. Many rows, as in prefill, take attend_wide.cu on Hopper; prefill has its own rows in pages of their own.
 //
 // Tile t (64 entries at absolute places) belongs to part t % 8; each part has a softmax of its own, and parts are joined in
 // order. For few rows a cluster of eight blocks serves ROWS query rows, a part each; for many one block does all parts, one
@@ -10,6 +10,7 @@
 // with one token per block. A job without tokens does nothing. Rows whose page is not there count as zeros.
 #include <stdint.h>
 
+#include "common/attend.cuh"
 #include "common/bf16.cuh"
 #include "common/cluster.cuh"
 #include "common/fp8.cuh"
@@ -21,16 +22,18 @@
 
 namespace {
 
+using longwave::Job;
+using longwave::join;
+using longwave::Joined;
+using longwave::LOG2E;
 using longwave::Pages;
+using longwave::SCALE;
 using longwave::shared_address;
 
 constexpr unsigned THREADS = 256, TILE = 64, PARTS = 8;
 constexpr unsigned ROW_BYTES = 1024, BUFFER_BYTES = TILE * ROW_BYTES;
 // Bytes of a row of scores (and of weights, which take their place): 64 floats and 16 bytes against bank conflicts.
 constexpr unsigned SCORE_BYTES = 272;
-// 512^-0.5 / ln 2: weights are powers of two.
-constexpr float SCALE = 0.044194174f * 1.4426950409f;
-constexpr float LOG2E = 1.4426950409f;
 
 // Steps of the scores' products that are unrolled: what registers allow without spilling.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
@@ -38,10 +41,6 @@ constexpr int STEPS = 2;
 #else
 constexpr int STEPS = 4;
 #endif
-
-struct Job {
-    unsigned seat, row, tokens, position, oldest, unused[3];
-};
 
 struct Raw {
     uint4 data[9];
@@ -52,23 +51,6 @@ struct Raw {
 struct Place {
     unsigned part, i, w_first, w_tiles, tiles;
 };
-
-// What the parts so far give, in one row: the largest score, and the sum of weights relative to it.
-struct Joined {
-    float top, sum;
-
-    // Adds a part: what is there is multiplied by .x, what comes by .y.
-    __device__ __forceinline__ float2 add(float part_top, float part_sum) {
-        const float next = fmaxf(top, part_top), keep = exp2f(top - next), weight = exp2f(part_top - next);
-        top = next;
-        sum = fmaf(weight, part_sum, __fmul_rn(sum, keep));
-        return make_float2(keep, weight);
-    }
-};
-
-__device__ __forceinline__ float join(float have, float comes, float2 factors) {
-    return fmaf(factors.y, comes, __fmul_rn(have, factors.x));
-}
 
 // ALONE: one block does all parts.
 template <unsigned ROWS, bool FP8, bool ALONE>

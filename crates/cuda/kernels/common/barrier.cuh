@@ -68,6 +68,11 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
         : "memory");
 }
 
+// Arrives at a barrier of another block of the cluster, for what this one read: reads of its own shared memory need no fence.
+__device__ __forceinline__ void arrive_there(uint32_t barrier_there) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier_there) : "memory");
+}
+
 // Registers of a thread of this warpgroup from here on.
 template <int N>
 __device__ __forceinline__ void more_registers() {

@@ -41,4 +41,18 @@ __device__ __forceinline__ float4 load_cluster4(uint32_t address) {
     return v;
 }
 
+// Stores to another block of the cluster that count as bytes at a barrier there, when they have arrived: who waits for it there
+// reads what they wrote.
+__device__ __forceinline__ void send_16(uint32_t there, float a, float b, float c, float d, uint32_t barrier_there) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(there), "f"(a),
+                 "f"(b), "f"(c), "f"(d), "r"(barrier_there)
+                 : "memory");
+}
+
+__device__ __forceinline__ void send_8(uint32_t there, uint32_t a, uint32_t b, uint32_t barrier_there) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];" ::"r"(there), "r"(a), "r"(b),
+                 "r"(barrier_there)
+                 : "memory");
+}
+
 }  // namespace longwave

@@ -12,6 +12,17 @@ __device__ __forceinline__ void copy_4(uint32_t shared, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(from) : "memory");
 }
 
+// As those, or zeros: `from` is not read then, but is an address.
+__device__ __forceinline__ void copy_16_if(bool there, uint32_t shared, const void* from) {
+    const uint32_t bytes = there ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void copy_4_if(bool there, uint32_t shared, const void* from) {
+    const uint32_t bytes = there ? 4 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(from), "r"(bytes) : "memory");
+}
+
 // Ends a group of copies of this thread.
 __device__ __forceinline__ void commit_copies() {
     asm volatile("cp.async.commit_group;" ::: "memory");
