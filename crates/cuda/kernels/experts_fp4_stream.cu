@@ -36,8 +36,8 @@ __device__ __forceinline__ unsigned used_groups(const Operands& o) {
     return used;
 }
 
-// Begins the sums of a column block.
-__device__ __forceinline__ void begin_block(float (&product)[4], uint32_t (&a)[4][4], uint32_t x) {
+// Adds a column block.
+__device__ __forceinline__ void add_block(float (&total)[4], float (&product)[4], uint32_t (&a)[4][4], uint32_t x, float2 scales) {
     const uint32_t rows = longwave::fp8_rows(x);
     longwave::wgmma_ready(a);
     longwave::wgmma_fence();
@@ -47,18 +47,12 @@ __device__ __forceinline__ void begin_block(float (&product)[4], uint32_t (&a)[4
         longwave::wgmma_e4m3<true>(product, a[j], rows + longwave::FP8_STEP * j);
     }
     longwave::wgmma_commit();
-}
-
-// Waits for it, with that many blocks begun behind it, and adds it.
-template <int BEHIND>
-__device__ __forceinline__ void add_block(float (&total)[4], float (&product)[4], float2 scales) {
-    longwave::wgmma_wait<BEHIND>();
+    longwave::wgmma_wait<0>();
     longwave::wgmma_done(product);
     total[0] = fmaf(product[0], scales.x, total[0]);
     total[1] = fmaf(product[1], scales.y, total[1]);
     total[2] = fmaf(product[2], scales.x, total[2]);
     total[3] = fmaf(product[3], scales.y, total[3]);
-    longwave::wgmma_done(total);
 }
 
 // Blocks stay and have a share of all tiles (64 rows of a group), which are neighbours; weights of the next tile are on their way
@@ -78,7 +72,7 @@ __device__ __forceinline__ void experts(const Operands& o) {
     if (begin == end) {
         return;
     }
-    const uint32_t inputs = longwave::shared_address(memory), table = longwave::shared_address(powers);
+    const uint32_t inputs = longwave::shared_address(memory);
     float* const pair_scales = reinterpret_cast<float*>(memory + 8 * size_t(o.cols));
 
     // The weights that are loaded next: AHEAD column blocks of this part from `coming_block` on.
@@ -113,7 +107,7 @@ __device__ __forceinline__ void experts(const Operands& o) {
         load(a);
     }
     unsigned group = ~0u, expert = 0, pair = 0, pairs = 0;
-    float product[2][4] = {};
+    float product[4] = {};
     for (unsigned t = begin; t < end; t++) {
         if (t / of_group != group) {
             // Nobody reads the last group's inputs any more: all threads were at the barrier of its sums.
@@ -139,31 +133,15 @@ __device__ __forceinline__ void experts(const Operands& o) {
         float total[4] = {};
         for (unsigned start = part; start < blocks; start += AHEAD * PARTS) {
             advance();
-            if constexpr (WHOLE) {
-                uint32_t a[2][4][4];
-                float2 scales[2];
 #pragma unroll
-                for (unsigned i = 0; i < AHEAD; i++) {
-                    const unsigned block = start + i * PARTS;
-                    longwave::widen_block(ahead[i], table, a[i % 2]);
+            for (unsigned i = 0; i < AHEAD; i++) {
+                const unsigned block = start + i * PARTS;
+                if (WHOLE || block < blocks) {
+                    uint32_t a[4][4];
+                    longwave::widen_block(ahead[i], powers, a);
                     load(i);
-                    scales[i % 2] = own_scales[block * 4];
-                    begin_block(product[i % 2], a[i % 2], inputs + block * 1024);
-                    if (i > 0) {
-                        add_block<1>(total, product[(i + 1) % 2], scales[(i + 1) % 2]);
-                    }
-                }
-                add_block<0>(total, product[(AHEAD + 1) % 2], scales[(AHEAD + 1) % 2]);
-            } else {
-#pragma unroll
-                for (unsigned i = 0; i < AHEAD; i++) {
-                    const unsigned block = start + i * PARTS;
-                    if (block < blocks) {
-                        uint32_t a[4][4];
-                        longwave::widen_block(ahead[i], table, a);
-                        begin_block(product[0], a, inputs + block * 1024);
-                        add_block<0>(total, product[0], own_scales[block * 4]);
-                    }
+                    add_block(total, product, a, inputs + block * 1024, own_scales[block * 4]);
+                } else {
                     load(i);
                 }
             }

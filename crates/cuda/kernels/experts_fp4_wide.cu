@@ -138,8 +138,8 @@ struct Stream {
 // The products of a tile whose group has up to N pairs.
 template <int N>
 __device__ __forceinline__ void consume(const Operands& o, const Tile& tile, longwave::ExpertWeights (&ahead)[AHEAD], Stream& stream,
-                                        uint32_t base, uint32_t full, uint32_t empty, float* own, unsigned& stage,
-                                        unsigned& phase) {
+                                        uint32_t base, uint32_t full, uint32_t empty, const uint8_t* powers, float* own,
+                                        unsigned& stage, unsigned& phase) {
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, blocks = o.cols / BLOCK;
     const unsigned row = tile.row + warp * 16 + g;
     const float* factors = o.w_factors + size_t(tile.expert) * o.rows + min(row, o.rows - 9);
@@ -154,7 +154,7 @@ __device__ __forceinline__ void consume(const Operands& o, const Tile& tile, lon
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             uint32_t a[4][4];
-            longwave::widen_block(ahead[i], base + POWERS, a);
+            longwave::widen_block(ahead[i], powers, a);
             stream.load(o, ahead[i]);
             if (start + i >= blocks) {
                 continue;
@@ -239,15 +239,15 @@ experts_fp4_wide(const uint8_t* w, const uint8_t* w_scales, const float* w_facto
     for (unsigned t = blockIdx.x; tile.find(o, t); t += gridDim.x) {
         const unsigned columns = columns_of(tile.pairs);
         if (columns == 8) {
-            consume<8>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
+            consume<8>(o, tile, ahead, stream, base, full, empty, memory + POWERS, own, stage, phase);
         } else if (columns == 16) {
-            consume<16>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
+            consume<16>(o, tile, ahead, stream, base, full, empty, memory + POWERS, own, stage, phase);
         } else if (columns == 32) {
-            consume<32>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
+            consume<32>(o, tile, ahead, stream, base, full, empty, memory + POWERS, own, stage, phase);
         } else if (columns == 48) {
-            consume<48>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
+            consume<48>(o, tile, ahead, stream, base, full, empty, memory + POWERS, own, stage, phase);
         } else {
-            consume<64>(o, tile, ahead, stream, base, full, empty, own, stage, phase);
+            consume<64>(o, tile, ahead, stream, base, full, empty, memory + POWERS, own, stage, phase);
         }
     }
 }

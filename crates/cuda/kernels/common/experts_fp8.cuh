@@ -38,13 +38,16 @@ __device__ __forceinline__ void widen_e2m1(uint32_t codes, uint2 entries, uint32
 }
 
 // A thread's e4m3 codes of four groups of 32 columns: rows g and g + 8 as wgmma takes them.
-__device__ __forceinline__ void widen_block(const ExpertWeights& weights, uint32_t table, uint32_t (&a)[4][4]) {
+__device__ __forceinline__ void widen_block(const ExpertWeights& weights, const uint8_t* table, uint32_t (&a)[4][4]) {
+    const auto entries = [&](uint32_t scales, int j) {
+        return *reinterpret_cast<const uint2*>(table + __byte_perm(scales, 0, 0x4440 | j));
+    };
     const uint32_t low[4] = {weights.low.x, weights.low.y, weights.low.z, weights.low.w};
     const uint32_t high[4] = {weights.high.x, weights.high.y, weights.high.z, weights.high.w};
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        widen_e2m1(low[j], read_8(table + (weights.low_scale >> (8 * j) & 0xff)), a[j][0], a[j][2]);
-        widen_e2m1(high[j], read_8(table + (weights.high_scale >> (8 * j) & 0xff)), a[j][1], a[j][3]);
+        widen_e2m1(low[j], entries(weights.low_scale, j), a[j][0], a[j][2]);
+        widen_e2m1(high[j], entries(weights.high_scale, j), a[j][1], a[j][3]);
     }
 }
 

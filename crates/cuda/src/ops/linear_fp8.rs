@@ -18,7 +18,7 @@ const SMALL_BYTES: u32 = 3 * (128 * 128 + 256 + 64 * 4) + 64 * 64 * 4;
 /// Shared memory of a block of Hopper's tiles: stages of both operands, barriers, sums.
 const TILES_BYTES: u32 = 5 * (2 * 128 * 128 + 16) + 128 * 128 * 4;
 /// Shared memory for stages of weights that stream, about, so that a block of the next kernel has room beside it.
-const STREAM_BYTES: u32 = 40 << 10;
+const STREAM_BYTES: u32 = 80 << 10;
 /// Columns at most: a lane keeps the scale of one column block of its part.
 const MOST_COLS: u32 = 4 * 32 * 128;
 /// Weight rows of a tile of streamed weights; 64 with two parts alone.

@@ -43,7 +43,7 @@ fn forms(rig: &Rig, cols: usize) -> Vec<Forms> {
     let form = |file: &str, names: [&'static str; 2], first: bool, most: usize, shared_bytes: usize| {
         let (module, name, shared_bytes) =
             (Module::load(&rig.context, file).unwrap(), names[usize::from(!first)], shared_bytes as u32);
-        Form { name, kernel: module.kernel(name, shared_bytes).unwrap(), most, shared_bytes }
+        Form { name, kernel: module.kernel(name, shared_bytes.max(64 << 10)).unwrap(), most, shared_bytes }
     };
     let repack = |file: &str, name| {
         Module::load(&rig.context, file).unwrap().kernel(name, (8 * cols + cols / 2) as u32).unwrap()
@@ -220,8 +220,9 @@ fn flash_experts_are_measured() {
             let w_scales = rig.arena.slice::<u8>(experts * rows * cols / 32).unwrap();
             let x = rig.arena.slice::<u8>(tokens * cols).unwrap();
             let x_scales = rig.arena.slice::<f32>(tokens * cols / 128).unwrap();
-            for slice in [&w, &w_scales, &x] {
-                slice.fill(&rig.stream, 0x31).unwrap();
+            // Bytes of scales are multiples of eight.
+            for (slice, byte) in [(&w, 0x31), (&w_scales, 0xc8), (&x, 0x31)] {
+                slice.fill(&rig.stream, byte).unwrap();
             }
             x_scales.fill(&rig.stream, 0).unwrap();
             let w_factors = rig.arena.slice::<f32>(experts * rows).unwrap();
