@@ -20,7 +20,7 @@
 
 namespace {
 
-constexpr unsigned PARTS = 4, THREADS = 128 * PARTS, TILE = 64, BLOCK = 128;
+constexpr unsigned PARTS = 2, THREADS = 128 * PARTS, TILE = 64, BLOCK = 128;
 // Column blocks of a thread's weights on their way.
 constexpr int AHEAD = 4;
 
@@ -153,8 +153,7 @@ __device__ __forceinline__ void experts(const Operands& o) {
         of_tile[part][2 * c][16 * warp + g + 8] = total[2];
         of_tile[part][2 * c + 1][16 * warp + g + 8] = total[3];
         __syncthreads();
-        const unsigned p = threadIdx.x / TILE;
-        if (p < pairs && to < o.rows) {
+        for (unsigned p = threadIdx.x / TILE; p < pairs && to < o.rows; p += THREADS / TILE) {
             float sum = of_tile[0][p][r];
 #pragma unroll
             for (unsigned v = 1; v < PARTS; v++) {
@@ -181,7 +180,7 @@ __device__ __forceinline__ uint32_t arrange(uint32_t low, uint32_t high) {
 // Grid: as many blocks as multiprocessors, 512 threads. Dynamic shared memory: 8 cols + cols / 4 bytes. For columns that are a multiple
 // of 2,048, and others.
 #define ENTRY(name, whole)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                             \
         name(const uint8_t* w, const uint8_t* w_scales, const float* w_factors, const uint8_t* x, const float* x_scales, \
              const int* groups, const unsigned* inputs, float* y, unsigned rows, unsigned cols, unsigned group_count) {  \
         longwave::overlap();                                                                                             \

@@ -19,7 +19,7 @@
 
 namespace {
 
-constexpr unsigned BLOCK = 128, GROUPS = 3, TILE = GROUPS * 64, CONSUMERS = GROUPS * 128, PARTS = 4, MOST = 64;
+constexpr unsigned BLOCK = 128, GROUPS = 3, TILE = GROUPS * 64, CONSUMERS = GROUPS * 128, PARTS = 2, MOST = 64;
 // Column blocks of a thread's weights on their way; stages of the pairs' codes, of which LATE are still on their way.
 constexpr int AHEAD = 2;
 constexpr unsigned STAGES = 6, LATE = 3;

@@ -13,7 +13,7 @@ const MOST_COLS: u32 = 8192;
 /// Up to so many tokens [`Experts::shared`] may run beside routing and routed experts.
 pub const BESIDE: u32 = 64;
 /// See [`Hopper::stream`].
-const WHOLE: u32 = 2048;
+const WHOLE: u32 = 1024;
 /// Shared memory of a multiprocessor (Hopper and Blackwell).
 const MULTIPROCESSOR_BYTES: u32 = 228 * 1024;
 /// Shared memory of a block of `wide`: six stages of codes of 64 pairs with scales, sums of 192 rows, the table of powers, barriers.
@@ -228,7 +228,7 @@ impl Experts {
             let arguments = [&weights[..], &[Argument::Pointer(p.w_factors)], &pointers, &sizes].concat();
             let grid = Grid::new(self.multiprocessors, 512);
             if p.group == GROUPS[0] {
-                let grid = Grid { shared_bytes: stream_bytes(p.cols), ..grid };
+                let grid = Grid { shared_bytes: stream_bytes(p.cols), ..Grid::new(2 * self.multiprocessors, 256) };
                 return stream.launch(&hopper.stream[usize::from(!p.cols.is_multiple_of(WHOLE))], grid, &arguments);
             }
             return stream.launch(&hopper.wide, Grid { shared_bytes: WIDE_BYTES, ..grid }, &arguments);

@@ -54,7 +54,7 @@ fn forms(rig: &Rig, cols: usize) -> Vec<Forms> {
     let mut all = vec![Forms { forms: vec![few, many], repack: repack("experts_fp4", "repack"), hopper: false }];
     if cubins::find("experts_fp4_wide", rig.context.gpu().major, rig.context.gpu().minor).is_some() {
         let names = ["experts_fp4_stream_whole", "experts_fp4_stream_any"];
-        let whole = cols.is_multiple_of(2048);
+        let whole = cols.is_multiple_of(1024);
         let stream = form("experts_fp4_stream", names, whole, 8, 8 * cols + cols / 4);
         let bytes = 6 * 64 * 132 + 192 * 64 * 4 + 256 + 96;
         let wide = form("experts_fp4_wide", ["experts_fp4_wide"; 2], true, 64, bytes);
@@ -88,6 +88,10 @@ impl Operands {
             }
             "experts_fp4_many_4" | "experts_fp4_many_2" => {
                 Grid { blocks: [(rows / 16).div_ceil(8) as u32, groups as u32, 2], ..Grid::new(1, 256) }
+            }
+            "experts_fp4_stream_whole" | "experts_fp4_stream_any" => {
+                arguments.push((groups as u32).into());
+                Grid::new(264, 256)
             }
             _ => {
                 arguments.push((groups as u32).into());
