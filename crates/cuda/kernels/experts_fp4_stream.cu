@@ -86,18 +86,24 @@ __device__ __forceinline__ void experts(const Operands& o) {
     };
     longwave::ExpertWeights ahead[AHEAD] = {};
     const auto load = [&](int a) {
-        if ((WHOLE ? coming_block : coming_block + a * PARTS) < blocks) {
+        // Without a condition: with one, the compiler copies what comes, and a copy waits for it.
+        if (WHOLE || coming_block + a * PARTS < blocks) {
             ahead[a] = from.load(a * PARTS);
         }
     };
     const auto advance = [&]() {
+        const longwave::ExpertTile last = from;
         coming_block += AHEAD * PARTS;
         from.skip(AHEAD * PARTS);
         if (coming_block >= blocks) {
             coming_block = blocks;
-            if (++coming < end) {
+            if (coming + 1 < end) {
+                coming++;
                 coming_block = part;
                 find();
+            } else {
+                // Behind the last tile its last weights come again.
+                from = last;
             }
         }
     };

@@ -243,7 +243,8 @@ fn experts_agree_and_do_not_depend_on_the_batch() {
         let error = relative_error(&out, &want);
         let size = want.iter().map(|v| v.abs()).fold(0.0, f32::max);
         println!("experts {tokens} x {width} x {inner}, {k} of {count}: {error:.1e} (largest {size:.2e})");
-        assert!(error < 5e-3, "{error}");
+        // Sums of 14 bits on Hopper turn some roundings to bf16 and to e4m3.
+        assert!(error < 1e-2, "{error}");
         for (from, n) in [(tokens - 1, 1), (tokens / 2, tokens.div_ceil(3)), (0, tokens.min(33))] {
             if padded(from) || from + n > tokens {
                 continue;
