@@ -22,6 +22,7 @@ pub fn run() -> Result<(), Failure> {
 pub fn page() -> Result<String, Failure> {
     let (steps, ranks, operators) = (results("h200_steps")?, results("h200_ranks")?, results("h200_operators")?);
     let mut out = String::from(HEAD);
+    twelve_layers(&mut out, &steps)?;
     one_gpu(&mut out, &steps)?;
     two_gpus(&mut out, &ranks["flash"])?;
     products(&mut out, &operators)?;
@@ -80,8 +81,26 @@ fn head(out: &mut String, title: &str, text: &str, columns: &[&str]) {
     line(out, &vec!["---".into(); columns.len()]);
 }
 
+/// What the newest kernels changed.
+fn twelve_layers(out: &mut String, steps: &Value) -> Result<(), Failure> {
+    let text = "Twelve layers with head and embedding, measured through the engine: the newest kernels beside those \
+                before them. Steps and prefill of 36 and 43 layers below are still those of the kernels before.";
+    head(out, "The newest kernels", text, &["", "context", "now", "before"]);
+    for step in list(steps, "/layers_12/steps")? {
+        let [batch, tokens, ms, before] = ["/batch", "/context", "/ms", "/before_ms"].map(|p| number(step, p));
+        let name = format!("a step of {}, ms", batch?);
+        line(out, &[name, context(tokens?), format!("{:.2}", ms?), format!("{:.2}", before?)]);
+    }
+    for prompt in list(steps, "/layers_12/prefill")? {
+        let [tokens, now, before] = ["/context", "/tokens_per_s", "/before"].map(|p| number(prompt, p));
+        line(out, &["prefill, tokens per second".into(), context(tokens?), now?.to_string(), before?.to_string()]);
+    }
+    Ok(())
+}
+
 fn one_gpu(out: &mut String, steps: &Value) -> Result<(), Failure> {
-    let text = "36 of 43 layers with head and embedding, as many as fit; a step of all sequences.";
+    let text =
+        "36 of 43 layers with head and embedding, as many as fit; a step of all sequences. Kernels before the newest.";
     head(out, "A decode step on one H200", text, &["sequences", "context", "ms", "floor", "ms / floor"]);
     for step in list(steps, "/layers_36/steps")? {
         let [batch, tokens, ms, floor] = ["/batch", "/context", "/ms", "/floor_ms"].map(|p| number(step, p));
@@ -102,7 +121,7 @@ fn one_gpu(out: &mut String, steps: &Value) -> Result<(), Failure> {
 
 fn two_gpus(out: &mut String, flash: &Value) -> Result<(), Failure> {
     let peer = |name: &str| number(flash, &format!("/peer/{name}")).map(|ms| format!("{ms:.2}"));
-    let text = "All 43 layers, `--tensor-parallel-size 2`. vLLM 0.33 with tensor and expert parallelism; its batches stand behind 8K \
+    let text = "All 43 layers, `--tensor-parallel-size 2`, kernels before the newest. vLLM 0.33 with tensor and expert parallelism; its batches stand behind 8K \
                 tokens, ours behind the context given.";
     head(out, "A decode step on two H200", text, &["sequences", "context", "ms", "vLLM, ms"]);
     for step in list(flash, "/steps")? {
@@ -149,14 +168,14 @@ fn products(out: &mut String, operators: &Value) -> Result<(), Failure> {
     let text = "Microseconds, gate and up and down together, other experts in every launch. The peer's figure has activation and sum inside.";
     head(out, "Routed experts", text, &["tokens", "experts used", "us", "floor", "us / floor", "peer"]);
     for (i, tokens) in list(experts, "/tokens")?.iter().enumerate() {
-        let few = both(&experts["groups of 8"][i])?;
-        let [many, wide] = ["groups of 64, mma.sync", "groups of 64, warpgroups"].map(|form| both(&experts[form][i]));
-        let (us, floor) = (few.min(many?).min(wide?), both(&experts["floor"][i])?);
+        let [few, many] = ["groups of 8", "groups of 64"].map(|form| both(&experts[form][i]));
+        let (us, floor) = (few?.min(many?), both(&experts["floor"][i])?);
         let tokens = tokens.as_u64().unwrap_or_default();
         let peer = match tokens {
             1 => cell(&experts[peer][0]),
             4 => cell(&experts[peer][1]),
             8 => cell(&experts[peer][2]),
+            4096 => cell(&experts["peer_4096"]),
             _ => String::new(),
         };
         let used = experts["experts used"][i].to_string();
@@ -169,7 +188,8 @@ fn products(out: &mut String, operators: &Value) -> Result<(), Failure> {
 }
 
 fn others(out: &mut String, operators: &Value) -> Result<(), Failure> {
-    let text = "Microseconds in graphs; indexer and attention behind 128K and 8K tokens of context.";
+    let text = "Microseconds in graphs; indexer and attention behind 128K and 8K tokens of context. Operators of prefill stand beside \
+                kernels in the notes of crates/cuda/kernels.";
     head(out, "Other operators", text, &["", "1 token", "8", "32", "128", "peer, 1"]);
     let mhc = &operators["mHC boundary, any multiple of 256 as width"];
     let index = &operators["index select, 512 of 32,768 entries, 64 heads"];
@@ -193,7 +213,7 @@ fn others(out: &mut String, operators: &Value) -> Result<(), Failure> {
 
 fn prefill(out: &mut String, steps: &Value, flash: &Value) -> Result<(), Failure> {
     let columns = ["prompt", "one H200, 36 layers", "floor", "two H200, 43 layers", "vLLM on two"];
-    head(out, "Prefill", "Tokens per second, 2,048 tokens a step.", &columns);
+    head(out, "Prefill", "Tokens per second, 2,048 tokens a step, kernels before the newest.", &columns);
     for tokens in [8192, 131_072] {
         let of = |value: &Value, at: &str| number(value, &format!("{at}/1 x {tokens}")).map(|v| v.to_string());
         let [one, floor] = ["prefill_tokens_per_s", "prefill_floor_tokens_per_s"]
