@@ -5,8 +5,8 @@
 // through experts_fp4_wide.cu. experts_fp4.md has floor, design and measured steps.
 //
 // Codes become e4m3 in registers and go to the tensor cores as A, 64 rows of a warpgroup; pairs' codes are B as they are. A block of
-// 128 columns is one sum there, scaled by the pair's scale and added up in float: in four parts, of which part p has the column
-// blocks p, p + 4, ..., and these are added in order and multiplied by the row's factor. A pair's result has the same bits whatever
+// 128 columns is one sum there, scaled by the pair's scale and added up in float: even column blocks are one part and odd ones another,
+// whose sum is multiplied by the row's factor. A pair's result has the same bits whatever
 // else is in its group, and from either kernel. Needs rows % 16 == 0, cols % 128 == 0.
 #include <stdint.h>
 
@@ -183,8 +183,8 @@ __device__ __forceinline__ uint32_t arrange(uint32_t low, uint32_t high) {
 
 }  // namespace
 
-// Grid: as many blocks as multiprocessors, 512 threads. Dynamic shared memory: 8 cols + cols / 4 bytes. For columns that are a multiple
-// of 2,048, and others.
+// Grid: twice as many blocks as multiprocessors, 256 threads. Dynamic shared memory: 8 cols + cols / 4 bytes. For columns that are a
+// multiple of 1,024, and others.
 #define ENTRY(name, whole)                                                                                               \
     extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                             \
         name(const uint8_t* w, const uint8_t* w_scales, const float* w_factors, const uint8_t* x, const float* x_scales, \

@@ -372,7 +372,7 @@ __device__ __forceinline__ void tiles(const Operands& o) {
                 [&]() {
                     __syncwarp();
                     if (lane < 2) {
-                        longwave::arrive_in(empty + 8 * free, lane);
+                        longwave::arrive_there(longwave::address_in(empty + 8 * free, lane));
                     }
                     free = free + 1 == STAGES ? 0 : free + 1;
                 },
@@ -396,6 +396,7 @@ __device__ __forceinline__ void tiles(const Operands& o) {
         }
     }
     // The other block may still arrive at barriers here.
+    __syncwarp();
     longwave::cluster_sync();
 }
 

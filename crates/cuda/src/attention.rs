@@ -218,7 +218,7 @@ impl Model {
             heads,
             k: c.index_topk as u32,
             most: most_entries(c),
-            seen: lists.most_seen.unwrap_or(most_entries(c)),
+            seen: lists.most_seen,
         };
         self.ops.index.select(stream, &selection)?;
         self.mark(stream, "index select")

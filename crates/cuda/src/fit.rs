@@ -9,6 +9,7 @@ use longwave_model::{CacheLayout, IndexFormat, MainFormat, ModelConfig};
 
 use crate::backend::{CudaOptions, OpenError};
 use crate::driver::{Gpu, can_reach, probe};
+use crate::ops::linear_fp8::MOST_COLS;
 use crate::split::{self, Share};
 use crate::{cubins, loader, pools};
 
@@ -92,6 +93,15 @@ fn shapes(config: &ModelConfig, options: &CudaOptions) -> Result<(), String> {
     ] {
         if !value.is_multiple_of(of) {
             return Err(format!("{name} is {value}, not a multiple of {of}; use --backend cpu"));
+        }
+    }
+    let groups = config.o_groups.max(1);
+    for (names, cols) in [
+        ("num_attention_heads / o_groups * head_dim", config.num_attention_heads / groups * config.head_dim),
+        ("o_groups * o_lora_rank / GPUs", groups * config.o_lora_rank / options.ranks.max(1) as usize),
+    ] {
+        if cols > MOST_COLS as usize {
+            return Err(format!("{names} is {cols}, the kernels take {MOST_COLS} at most; use --backend cpu"));
         }
     }
     let drafts = options.drafts;

@@ -1,7 +1,7 @@
 //! The forward pass of a step (model.md 4): lists, embedding, blocks, head; attention is in its own file.
 //!
 //! Assumes a step that was checked and whose lists are on the GPU. Launches depend on the numbers of tokens, sequences and
-//! rows alone. Every row has the same bits whatever else is in the step. Of several ranks each computes with its own query
+//! rows alone, and in long steps on how much their rows see. Every row has the same bits whatever else is in the step. Of several ranks each computes with its own query
 //! heads and experts; the outputs of attention and experts are added up, so that all have the same streams.
 
 use longwave_model::ModelConfig;

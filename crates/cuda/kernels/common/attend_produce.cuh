@@ -90,6 +90,7 @@ struct Producer {
         if (thread % 32 == 0) {
             write_4(own() + 56, queries + 1);
         }
+        __syncwarp();
         return queries;
     }
 

@@ -37,13 +37,6 @@ __device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t byte
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Copies `bytes` bytes, a multiple of sixteen, into shared memory and counts them at `barrier` (Hopper). One thread calls it.
-__device__ __forceinline__ void copy_counted(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-                 "r"(bytes), "r"(barrier)
-                 : "memory");
-}
-
 // Arrives for the whole warp, behind its reads: WARP_ARRIVALS arrivals. The order of memory goes through the warp's barrier to the
 // one lane that arrives; compute-sanitizer's racecheck does not follow it there, so a build for it lets all lanes arrive.
 #ifdef LONGWAVE_RACECHECK

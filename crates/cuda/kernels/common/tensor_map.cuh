@@ -1,4 +1,4 @@
-// Copies of tiles of a matrix into shared memory by the copy engine (Hopper), and arrivals in other blocks of a cluster.
+// Copies of tiles of a matrix into shared memory by the copy engine (Hopper).
 //
 // A map (src/driver/tensor_map.rs) describes a matrix of bytes and a box of 128 columns: rows of 128 bytes whose pieces of sixteen
 // change places with the row, as wgmma reads them (common/wgmma.cuh). What lies outside of the matrix arrives as zeros and counts.
@@ -32,14 +32,6 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, unsi
         "[%4], %5;" ::"r"(to),
         "l"(&map), "r"(col), "r"(row), "r"(barrier), "h"(blocks)
         : "memory");
-}
-
-// Arrives at `barrier` of block `rank` of the cluster.
-__device__ __forceinline__ void arrive_in(uint32_t barrier, uint32_t rank) {
-    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}\n" ::"r"(
-                     barrier),
-                 "r"(rank)
-                 : "memory");
 }
 
 }  // namespace longwave

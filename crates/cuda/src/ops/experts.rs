@@ -226,12 +226,13 @@ impl Experts {
         let sizes = [p.rows, p.cols, p.group_count].map(Argument::U32);
         if let Some(hopper) = &self.hopper {
             let arguments = [&weights[..], &[Argument::Pointer(p.w_factors)], &pointers, &sizes].concat();
-            let grid = Grid::new(self.multiprocessors, 512);
-            if p.group == GROUPS[0] {
-                let grid = Grid { shared_bytes: stream_bytes(p.cols), ..Grid::new(2 * self.multiprocessors, 256) };
-                return stream.launch(&hopper.stream[usize::from(!p.cols.is_multiple_of(WHOLE))], grid, &arguments);
-            }
-            return stream.launch(&hopper.wide, Grid { shared_bytes: WIDE_BYTES, ..grid }, &arguments);
+            let (kernel, shared_bytes, grid) = if p.group == GROUPS[0] {
+                let kernel = &hopper.stream[usize::from(!p.cols.is_multiple_of(WHOLE))];
+                (kernel, stream_bytes(p.cols), Grid::new(2 * self.multiprocessors, 256))
+            } else {
+                (&hopper.wide, WIDE_BYTES, Grid::new(self.multiprocessors, 512))
+            };
+            return stream.launch(kernel, Grid { shared_bytes, ..grid }, &arguments);
         }
         let counted = [&weights[..], &pointers, &sizes].concat();
         let narrow = usize::from(p.cols < 4096);
@@ -395,11 +396,12 @@ fn resident(cols: u32) -> u32 {
     (MULTIPROCESSOR_BYTES / (shared_bytes(cols) + 8704 + 1024)).clamp(1, 2)
 }
 
-/// Room for sixteen rows of codes and scales.
+/// Room for eight pairs' codes and scales.
 fn stream_bytes(cols: u32) -> u32 {
     8 * cols + cols / 4
 }
 
+/// Room for sixteen rows of codes and scales.
 fn repack_bytes(cols: u32) -> u32 {
     8 * cols + cols / 2
 }

@@ -32,9 +32,9 @@ const WIDE_KEYS: u32 = 192;
 const WIDE_FILL: u32 = 1;
 /// Its shared memory: heads of eight rows as bf16, their gates, what they see.
 const WIDE_BYTES: u32 = WIDE_ROWS * (64 * 256 + 80 * 4 + 8);
-/// Scores of a segment of all rows, 64 MiB, and the least keys of a segment.
+/// Scores of a segment of all rows, 64 MiB, and the least keys of a segment, which more than 16,384 rows have.
 const WIDE_SCORES: u32 = 1 << 24;
-const WIDE_SEGMENT: u32 = 8192;
+const WIDE_SEGMENT: u32 = 1024;
 
 /// The kernels for one format of keys.
 pub struct Index {
@@ -94,8 +94,9 @@ pub struct Selection {
     pub k: u32,
     /// Keys that a row sees at most in any step: what scratch is for.
     pub most: u32,
-    /// Keys that a row of this batch sees at most; `most` where launches must not depend on the batch.
-    pub seen: u32,
+    /// Keys that a row of this batch sees at most, where many rows are of few sequences and share keys; launches that must not
+    /// depend on the batch, and batches of single rows, have none.
+    pub seen: Option<u32>,
 }
 
 /// Bytes of scratch for selections of `k` of at most `most` entries over at most `tokens` rows.
@@ -185,12 +186,12 @@ impl Index {
     /// Picks the k best entries of every row.
     pub fn select(&self, stream: &Stream, s: &Selection) -> Result<(), DriverError> {
         assert!(s.heads <= 64 && (1..=1024).contains(&s.k) && s.keys.shift >= 5, "{s:?}");
-        if s.tokens == 0 {
-            Ok(())
-        } else if s.tokens > WIDE && self.wide.is_some() {
-            self.select_wide(stream, s, wide_segment(s.tokens, s.seen.min(s.most)))
-        } else {
-            self.select_by_row(stream, s)
+        match s.seen {
+            _ if s.tokens == 0 => Ok(()),
+            Some(seen) if s.tokens > WIDE && self.wide.is_some() => {
+                self.select_wide(stream, s, wide_segment(s.tokens, seen.min(s.most)))
+            }
+            _ => self.select_by_row(stream, s),
         }
     }
 
@@ -223,7 +224,7 @@ impl Index {
     /// Does nothing where there are no kernels for it.
     pub fn select_wide(&self, stream: &Stream, s: &Selection, segment: u32) -> Result<(), DriverError> {
         let Some([score, cut]) = &self.wide else { return Ok(()) };
-        let most = s.seen.min(s.most);
+        let most = s.seen.map_or(s.most, |seen| seen.min(s.most));
         assert!(segment.is_multiple_of(64) && (segment > 0 || most == 0), "segments of {segment} keys");
         // Scores of a segment, then candidates of each row, then their bars.
         let found = s.scratch + 4 * u64::from(s.tokens) * u64::from(segment);

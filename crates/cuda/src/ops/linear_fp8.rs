@@ -19,8 +19,8 @@ const SMALL_BYTES: u32 = 3 * (128 * 128 + 256 + 64 * 4) + 64 * 64 * 4;
 const TILES_BYTES: u32 = 5 * (2 * 128 * 128 + 16) + 128 * 128 * 4;
 /// Shared memory for stages of weights that stream, about, so that a block of the next kernel has room beside it.
 const STREAM_BYTES: u32 = 80 << 10;
-/// Columns at most: a lane keeps the scale of one column block of its part.
-const MOST_COLS: u32 = 4 * 32 * 128;
+/// Columns at most: on Hopper a lane keeps the scale of one column block of its part.
+pub const MOST_COLS: u32 = 4 * 32 * 128;
 /// Weight rows of a tile of streamed weights; 64 with two parts alone.
 const STREAM_ROWS: [u32; 3] = [16, 32, 64];
 
@@ -60,7 +60,7 @@ struct Hopper {
 /// `y = W x`; with several groups each has its own weights, inputs and results.
 #[derive(Debug, Clone, Copy)]
 pub struct Fp8Product {
-    /// Address of the weights, e4m3 `[groups, rows, cols]`.
+    /// Address of the weights, e4m3 `[groups, rows, cols]`, a multiple of 16 on Hopper, as that of the inputs.
     pub w: u64,
     /// Address of their scales, float `[groups, rows / 128, cols / 128]`, the middle rounded up.
     pub w_scales: u64,
@@ -87,7 +87,7 @@ impl LinearFp8 {
         let kernel = |name| module.kernel(name, 0);
         let hopper = || {
             let module = Module::load(context, "linear_fp8_wide")?;
-            let stream = |name| module.kernel(name, 192 << 10);
+            let stream = |name| module.kernel(name, 144 << 10);
             let tiles = |name| module.kernel(name, TILES_BYTES);
             Ok(Hopper {
                 stream: [

@@ -128,7 +128,7 @@ pub fn selection(
         heads: heads as u32,
         k: k as u32,
         most,
-        seen: most,
+        seen: Some(most),
     };
     (selection, picks, counts)
 }
@@ -299,7 +299,7 @@ fn picks_of_real_scores_differ_only_among_nearly_equal_ones_and_are_measured() {
                 heads: heads as u32,
                 k: k as u32,
                 most,
-                seen: most,
+                seen: Some(most),
             };
             let graph = Graph::capture(&rig.stream, |s| (0..10).try_for_each(|_| index.select(s, &selection))).unwrap();
             let us = rig.median_us(&graph) / 10.0;
