@@ -37,10 +37,14 @@ class Page:
             sys.exit("the live view sends nothing")
 
     def read(self):
-        while data := self.socket.recv(1 << 16):
-            self.bytes += len(data)
-            if b"step_list" in data:
-                self.begun.set()
+        try:
+            while data := self.socket.recv(1 << 16):
+                self.bytes += len(data)
+                if b"step_list" in data:
+                    self.begun.set()
+        except ConnectionResetError:
+            # The server was ended first.
+            pass
 
     def close(self):
         self.socket.shutdown(socket.SHUT_RDWR)
