@@ -11,8 +11,9 @@ export async function answer(browser, address, shots) {
   const { page: opened, faults, close } = await page(browser, url);
   await press(opened, "Ask");
   await ended(opened);
-  const written = await opened.$$eval('[data-kind="content"] .token', (tokens) => tokens.map((token) => token.textContent).join(""));
-  check(say("the content is shown token by token"), written.includes("Norway·is·Oslo"), written);
+  // The answer is sampled: it need not be Oslo.
+  const written = await opened.$$eval('[data-kind="content"] .token', (tokens) => tokens.map((token) => token.textContent));
+  check(say("the content is shown token by token"), written.length >= 4 && written.some((token) => token.includes("·")), written.join("|"));
   const control = await opened.$$eval("#answer-prompt .control", (tokens) => tokens.length);
   check(say("control tokens of the prompt are framed"), control >= 3, control);
   await opened.focus('[data-kind="content"] button.token');
