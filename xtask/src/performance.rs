@@ -151,7 +151,8 @@ fn products(out: &mut String, operators: &Value) -> Result<(), Failure> {
         [("linear_fp8_few", "peer_1 (DeepGEMM, another run)"), ("linear_bf16", "peer_1 (cuBLAS, another run)")]
     {
         let all = operators[group].as_object().ok_or_else(|| format!("the results have no {group}"))?;
-        let about = |name: &str| name == "tokens" || name.starts_with("floor") || name.starts_with("peer");
+        let about =
+            |name: &str| name == "tokens" || name == "note" || name.starts_with("floor") || name.starts_with("peer");
         let names = all.keys().filter(|name| !about(name));
         for (i, name) in names.enumerate() {
             let us = list(&operators[group], &format!("/{name}"))?;

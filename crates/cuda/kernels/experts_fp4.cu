@@ -31,16 +31,6 @@ constexpr int STAGE = 32 * (BLOCK + 4);
 
 using Operands = longwave::ExpertOperands;
 
-// Groups that have pairs; those without come last. All threads of the block call it.
-__device__ __forceinline__ unsigned used_groups(const Operands& o) {
-    unsigned used = 0;
-    for (unsigned first = 0; first < o.group_count; first += WARPS * 32) {
-        const unsigned i = first + threadIdx.x;
-        used += __syncthreads_count(i < o.group_count && o.groups[3 * i + 2] > 0);
-    }
-    return used;
-}
-
 // Up to eight pairs per group. Blocks stay and have a share of all tiles, which are neighbours: WARPS / SPLIT times sixteen rows
 // of a group; weights of the next tile are on their way while a tile ends. Shared memory: the inputs of up to eight pairs as
 // halves, then a scale of each pair and column block. WHOLE: every warp's column blocks are a multiple of AHEAD.
@@ -49,7 +39,7 @@ __device__ __forceinline__ void experts(const Operands& o, float (&sums)[2][WARP
     constexpr unsigned TEAMS = WARPS / SPLIT;
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     const unsigned blocks = o.cols / BLOCK, part = warp % SPLIT, team = warp / SPLIT;
-    const unsigned of_group = (o.rows / ROWS + TEAMS - 1) / TEAMS, tiles = used_groups(o) * of_group;
+    const unsigned of_group = (o.rows / ROWS + TEAMS - 1) / TEAMS, tiles = o.used_groups<WARPS * 32>() * of_group;
     const unsigned share = tiles / gridDim.x, rest = tiles % gridDim.x;
     const unsigned begin = blockIdx.x * share + min(blockIdx.x, rest), end = begin + share + (blockIdx.x < rest);
     if (begin == end) {

@@ -26,29 +26,9 @@ constexpr int AHEAD = 4;
 
 using Operands = longwave::ExpertOperands;
 
-// Groups that have pairs; those without come last. All threads of the block call it.
-__device__ __forceinline__ unsigned used_groups(const Operands& o) {
-    unsigned used = 0;
-    for (unsigned first = 0; first < o.group_count; first += THREADS) {
-        const unsigned i = first + threadIdx.x;
-        used += __syncthreads_count(i < o.group_count && o.groups[3 * i + 2] > 0);
-    }
-    return used;
-}
-
 // Adds a column block.
 __device__ __forceinline__ void add_block(float (&total)[4], float (&product)[4], uint32_t (&a)[4][4], uint32_t x, float2 scales) {
-    const uint32_t rows = longwave::fp8_rows(x);
-    longwave::wgmma_ready(a);
-    longwave::wgmma_fence();
-    longwave::wgmma_e4m3<false>(product, a[0], rows);
-#pragma unroll
-    for (int j = 1; j < 4; j++) {
-        longwave::wgmma_e4m3<true>(product, a[j], rows + longwave::FP8_STEP * j);
-    }
-    longwave::wgmma_commit();
-    longwave::wgmma_wait<0>();
-    longwave::wgmma_done(product);
+    longwave::sum_block(product, a, x);
     total[0] = fmaf(product[0], scales.x, total[0]);
     total[1] = fmaf(product[1], scales.y, total[1]);
     total[2] = fmaf(product[2], scales.x, total[2]);
@@ -66,7 +46,7 @@ __device__ __forceinline__ void experts(const Operands& o) {
     longwave::fill_powers(powers);
     const unsigned part = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const unsigned g = lane / 4, c = lane % 4, blocks = o.cols / BLOCK;
-    const unsigned of_group = (o.rows + TILE - 1) / TILE, tiles = used_groups(o) * of_group;
+    const unsigned of_group = (o.rows + TILE - 1) / TILE, tiles = o.used_groups<THREADS>() * of_group;
     const unsigned share = tiles / gridDim.x, rest = tiles % gridDim.x;
     const unsigned begin = blockIdx.x * share + min(blockIdx.x, rest), end = begin + share + (blockIdx.x < rest);
     if (begin == end) {

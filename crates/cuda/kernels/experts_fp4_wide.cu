@@ -159,18 +159,8 @@ __device__ __forceinline__ void consume(const Operands& o, const Tile& tile, lon
             if (start + i >= blocks) {
                 continue;
             }
-            const uint32_t rows = longwave::fp8_rows(base + stage * STAGE);
             longwave::wait(full + 8 * stage, phase);
-            longwave::wgmma_ready(a);
-            longwave::wgmma_fence();
-            longwave::wgmma_e4m3<false>(product, a[0], rows);
-#pragma unroll
-            for (int j = 1; j < 4; j++) {
-                longwave::wgmma_e4m3<true>(product, a[j], rows + longwave::FP8_STEP * j);
-            }
-            longwave::wgmma_commit();
-            longwave::wgmma_wait<0>();
-            longwave::wgmma_done(product);
+            longwave::sum_block(product, a, base + stage * STAGE);
 #pragma unroll
             for (int n = 0; n < N / 8; n++) {
                 const uint2 s = longwave::read_8(base + SCALES + (stage * MOST + 8 * n + 2 * c) * 4);

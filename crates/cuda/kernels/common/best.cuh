@@ -17,28 +17,28 @@ __device__ __forceinline__ Ranked ranked(float score, unsigned entry) {
     return ranked_bits(ordered_score(score), entry);
 }
 
-// The values of all threads added, for every thread. Calls alternate between the two rows of `partial`.
-template <unsigned WARPS>
-__device__ __forceinline__ unsigned total_of(unsigned own, unsigned (&partial)[2][WARPS], unsigned turn) {
-    own = __reduce_add_sync(0xffffffffu, own);
+// What `of_warp` makes of the values of all threads, for every thread; 0 changes nothing. Calls alternate between the two rows of
+// `partial`.
+template <unsigned WARPS, class OfWarp>
+__device__ __forceinline__ unsigned of_block(unsigned own, unsigned (&partial)[2][WARPS], unsigned turn, const OfWarp& of_warp) {
+    own = of_warp(own);
     if (threadIdx.x % 32 == 0) {
         partial[turn & 1][threadIdx.x / 32] = own;
     }
     __syncthreads();
     const unsigned lane = threadIdx.x % 32;
-    return __reduce_add_sync(0xffffffffu, lane < WARPS ? partial[turn & 1][lane] : 0);
+    return of_warp(lane < WARPS ? partial[turn & 1][lane] : 0);
 }
 
-// The largest of the values of all threads, in the same way.
+// The sum and the largest of the values.
+template <unsigned WARPS>
+__device__ __forceinline__ unsigned total_of(unsigned own, unsigned (&partial)[2][WARPS], unsigned turn) {
+    return of_block(own, partial, turn, [](unsigned v) { return __reduce_add_sync(0xffffffffu, v); });
+}
+
 template <unsigned WARPS>
 __device__ __forceinline__ unsigned largest_of(unsigned own, unsigned (&partial)[2][WARPS], unsigned turn) {
-    own = __reduce_max_sync(0xffffffffu, own);
-    if (threadIdx.x % 32 == 0) {
-        partial[turn & 1][threadIdx.x / 32] = own;
-    }
-    __syncthreads();
-    const unsigned lane = threadIdx.x % 32;
-    return __reduce_max_sync(0xffffffffu, lane < WARPS ? partial[turn & 1][lane] : 0);
+    return of_block(own, partial, turn, [](unsigned v) { return __reduce_max_sync(0xffffffffu, v); });
 }
 
 // What a block of THREADS shares: a list of ROOM candidates.

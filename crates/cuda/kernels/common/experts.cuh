@@ -28,6 +28,17 @@ struct ExpertOperands {
     __device__ __forceinline__ unsigned input_of(unsigned pair) const {
         return inputs ? inputs[pair] : pair;
     }
+
+    // Groups that have pairs; those without come last. All THREADS threads of the block call it.
+    template <unsigned THREADS>
+    __device__ __forceinline__ unsigned used_groups() const {
+        unsigned used = 0;
+        for (unsigned first = 0; first < group_count; first += THREADS) {
+            const unsigned i = first + threadIdx.x;
+            used += __syncthreads_count(i < group_count && groups[3 * i + 2] > 0);
+        }
+        return used;
+    }
 };
 
 // A thread's weights of a column block: rows g and g + 8, with lane = 4 g + c.

@@ -10,6 +10,9 @@
 #include <stdint.h>
 
 #include "experts.cuh"
+#include "tiles.cuh"
+#include "wgmma.cuh"
+#include "wgmma_fp8.cuh"
 
 namespace longwave {
 
@@ -49,6 +52,22 @@ __device__ __forceinline__ void widen_block(const ExpertWeights& weights, const 
         widen_e2m1(low[j], entries(weights.low_scale, j), a[j][0], a[j][2]);
         widen_e2m1(high[j], entries(weights.high_scale, j), a[j][1], a[j][3]);
     }
+}
+
+// Sums of a column block over all of its 128 columns: a warpgroup's weights, and pairs' rows of 128 bytes at `x`.
+template <int LENGTH>
+__device__ __forceinline__ void sum_block(float (&product)[LENGTH], uint32_t (&a)[4][4], uint32_t x) {
+    const uint32_t rows = fp8_rows(x);
+    wgmma_ready(a);
+    wgmma_fence();
+    wgmma_e4m3<false>(product, a[0], rows);
+#pragma unroll
+    for (int j = 1; j < 4; j++) {
+        wgmma_e4m3<true>(product, a[j], rows + FP8_STEP * j);
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_done(product);
 }
 
 }  // namespace longwave
