@@ -4,13 +4,13 @@
 // measured steps. Other GPUs take linear_fp8.cu.
 //
 // Tokens are the 64 rows of a warpgroup's product, weights its columns; codes come to shared memory by the copy engine and go to
-// the tensor cores as they are. A block of 128 columns is one sum there, scaled by both scales and added up in float: in PARTS parts,
-// of which part p has the column blocks p, p + PARTS, ..., and these are added in order. So a token has the same bits from either kernel and
-// with any other tokens. Needs rows % 16 == 0 (128 with several groups), cols % 128 == 0.
+// the tensor cores as they are. A block of 128 columns is one sum there, scaled by both scales and added to those before it in
+// float. So a token has the same bits from either kernel and with any other tokens. Needs rows % 16 == 0 (128 with several groups), cols % 128 == 0.
 #include <stdint.h>
 
 #include "common/barrier.cuh"
 #include "common/cluster.cuh"
+#include "common/load.cuh"
 #include "common/overlap.cuh"
 #include "common/tensor_map.cuh"
 #include "common/wgmma.cuh"
@@ -63,23 +63,8 @@ struct Scales {
     float w, low, high;
 };
 
-// Loads it here: the compiler would leave a load of constant data for where it is used.
-__device__ __forceinline__ float load_now(const float* from) {
-    float v;
-    asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(v) : "l"(from));
-    return v;
-}
-
-// Sums of a column block: begins them.
-template <int LENGTH>
-__device__ __forceinline__ void begin_block(float (&product)[LENGTH], uint32_t x, uint32_t w) {
-    longwave::wgmma_fence();
-    longwave::wgmma_e4m3<false>(product, x, w);
-#pragma unroll
-    for (int s = 1; s < 4; s++) {
-        longwave::wgmma_e4m3<true>(product, x + longwave::FP8_STEP * s, w + longwave::FP8_STEP * s);
-    }
-    longwave::wgmma_commit();
+__device__ __forceinline__ Scales scales_at(const float* w, const float* low, const float* high, unsigned block) {
+    return {longwave::load_now(w + block), longwave::load_now(low + block), longwave::load_now(high + block)};
 }
 
 // Waits for a block's sums, with that many blocks begun behind it, and adds them; `end` gives its operands back.
@@ -98,29 +83,25 @@ __device__ __forceinline__ void add_block(float (&total)[LENGTH], float (&produc
 }
 
 // Adds `count` column blocks to `total`: while one is added, the next one's sums are under way. `begin(product)` begins the
-// next block and gives its scales, `end()` is called when the operands of one are free, `added()` when it is in `total`.
-template <int LENGTH, class Begin, class End, class Added>
+// next block and gives its scales, `end()` is called when the operands of one are free.
+template <int LENGTH, class Begin, class End>
 __device__ __forceinline__ void add_blocks(float (&total)[LENGTH], float (&one)[LENGTH], float (&other)[LENGTH], unsigned count,
-                                           const Begin& begin, const End& end, const Added& added) {
+                                           const Begin& begin, const End& end) {
     Scales of_one = begin(one), of_other;
     unsigned i = 0;
     for (; i + 2 < count; i += 2) {
         of_other = begin(other);
         add_block<1>(total, one, of_one, end);
-        added();
         of_one = begin(one);
         add_block<1>(total, other, of_other, end);
-        added();
     }
     if (i + 1 < count) {
         of_other = begin(other);
         add_block<1>(total, one, of_one, end);
-        added();
         add_block<0>(total, other, of_other, end);
     } else {
         add_block<0>(total, one, of_one, end);
     }
-    added();
 }
 
 // Threads that copy: one alone takes longer for a column block than its bytes do.
@@ -163,16 +144,14 @@ struct Cursor {
     }
 };
 
-// Up to 64 tokens: weights stream past them. A block has tiles of N weight rows in turn; each of its PARTS warpgroups has a part of
-// the columns. A stage of the ring is a column block of the weights and of `held` tokens; what wgmma reads behind these are other
-// bytes, of the ring or behind it, whose products nobody uses.
-template <int N, unsigned PARTS>
+// Up to 64 tokens: weights stream past them. A block has tiles of N weight rows in turn. A stage of the ring is a column block of the
+// weights and of `held` tokens; what wgmma reads behind these are other bytes, of the ring or behind it, whose products nobody uses.
+template <int N>
 __device__ __forceinline__ void stream(const Operands& o, unsigned held, unsigned stages) {
-    constexpr unsigned CONSUMERS = 128 * PARTS;
+    constexpr unsigned CONSUMERS = 128;
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t base = longwave::shared_address(memory), stage_bytes = (N + held) * BLOCK;
-    const uint32_t full = base + stages * stage_bytes + (PARTS - 1) * N * 256, empty = full + 8 * stages;
-    float* const sums = reinterpret_cast<float*>(memory + stages * stage_bytes);
+    const uint32_t full = base + stages * stage_bytes, empty = full + 8 * stages;
     const unsigned blocks = o.blocks(), of_group = (o.rows + N - 1) / N, tiles = of_group * o.groups;
     if (threadIdx.x < stages) {
         longwave::init_barrier(full + 8 * threadIdx.x, 1);
@@ -215,100 +194,53 @@ __device__ __forceinline__ void stream(const Operands& o, unsigned held, unsigne
         return;
     }
     longwave::wait_before();
-    // The same for all lanes, and known to be.
-    const unsigned part = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-    const unsigned thread = threadIdx.x % 128, lane = thread % 32, token = thread / 32 * 16 + lane / 4, c = lane % 4;
-    const unsigned count = (blocks + PARTS - 1 - part) / PARTS;
+    const unsigned lane = threadIdx.x % 32, token = threadIdx.x / 32 * 16 + lane / 4, c = lane % 4;
     float total[N / 2], one[N / 2], other[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
         one[i] = other[i] = 0.f;
     }
-    for (unsigned t = blockIdx.x, first = part; t < tiles; t += gridDim.x, first += blocks) {
+    unsigned stage = 0, phase = 0, free = 0;
+    for (unsigned t = blockIdx.x; t < tiles; t += gridDim.x) {
         const unsigned group = t / of_group, row = t % of_group * N;
-        const float* low = o.scales_of(group, token) + part;
-        const float* high = o.scales_of(group, token + 8) + part;
-        // Of this part's column blocks, one a lane.
-        const float* w_scales = o.scales_of_rows(group, row) + part;
-        const float of_lane = lane < count ? __ldg(w_scales + PARTS * lane) : 0.f;
+        const float* low = o.scales_of(group, token);
+        const float* high = o.scales_of(group, token + 8);
+        const float* w_scales = o.scales_of_rows(group, row);
 #pragma unroll
         for (int i = 0; i < N / 2; i++) {
             total[i] = 0.f;
         }
-        if (count > 0) {
-            unsigned i = 0, stage = first % stages, phase = first / stages & 1, free = stage;
-            add_blocks(
-                total, one, other, count,
-                [&](float(&product)[N / 2]) {
-                    const Scales scales = {__shfl_sync(0xffffffffu, of_lane, i), load_now(low + PARTS * i), load_now(high + PARTS * i)};
-                    i++;
-                    const uint32_t w = base + stage * stage_bytes;
-                    longwave::wait(full + 8 * stage, phase);
-                    begin_block(product, longwave::fp8_rows(w + N * BLOCK), longwave::fp8_rows(w));
-                    stage += PARTS;
-                    if (stage >= stages) {
-                        stage -= stages;
-                        phase ^= 1;
-                    }
-                    return scales;
-                },
-                [&]() {
-                    longwave::arrive_of_warp(empty + 8 * free);
-                    free = free + PARTS >= stages ? free + PARTS - stages : free + PARTS;
-                },
-                [] {});
-        }
-        // Sums of the tile before are read.
-        if (t != blockIdx.x) {
-            asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory");
-        }
-        float* buffer = sums + thread;
-        if (part > 0) {
-#pragma unroll
-            for (int i = 0; i < N / 2; i++) {
-                buffer[((part - 1) * N / 2 + i) * 128] = total[i];
-            }
-        }
-        asm volatile("bar.sync 2, %0;" ::"n"(CONSUMERS) : "memory");
-        if (part == 0) {
-#pragma unroll
-            for (unsigned p = 0; p < PARTS - 1; p++) {
-#pragma unroll
-                for (int i = 0; i < N / 2; i++) {
-                    total[i] += buffer[(p * N / 2 + i) * 128];
-                }
-            }
-            o.store(total, group, row + 2 * c, token, 0);
-            o.store(total, group, row + 2 * c, token + 8, 1);
-        }
+        // Those of the next block are on their way: they take longer than a block.
+        unsigned i = 0;
+        Scales coming = scales_at(w_scales, low, high, 0);
+        add_blocks(
+            total, one, other, blocks,
+            [&](float(&product)[N / 2]) {
+                const Scales scales = coming;
+                coming = scales_at(w_scales, low, high, min(++i, blocks - 1));
+                const uint32_t w = base + stage * stage_bytes;
+                longwave::wait(full + 8 * stage, phase);
+                longwave::begin_block(product, longwave::fp8_rows(w + N * BLOCK), longwave::fp8_rows(w));
+                stage = stage + 1 == stages ? 0 : stage + 1;
+                phase ^= stage == 0;
+                return scales;
+            },
+            [&]() {
+                longwave::arrive_of_warp(empty + 8 * free);
+                free = free + 1 == stages ? 0 : free + 1;
+            });
+        o.store(total, group, row + 2 * c, token, 0);
+        o.store(total, group, row + 2 * c, token + 8, 1);
     }
 }
 
 // Many tokens: tiles of 128 tokens and 128 weight rows. The two blocks of a cluster have the same tokens, of which each brings half
 // to both, and neighbouring rows.
-constexpr unsigned STAGES = 5, CONSUMERS = 256, TILE = 128, OPERAND = TILE * BLOCK, STAGE = 2 * OPERAND, SUMS = TILE * TILE * 4;
+constexpr unsigned STAGES = 6, CONSUMERS = 256, TILE = 128, OPERAND = TILE * BLOCK, STAGE = 2 * OPERAND;
 
-// Column blocks in the order of their parts.
-template <unsigned PARTS>
-struct Order {
-    unsigned blocks, block, part;
-
-    __device__ __forceinline__ explicit Order(unsigned count) : blocks(count), block(0), part(0) {}
-
-    // Whether the block is the last of its part.
-    __device__ __forceinline__ bool ends() const {
-        return block + PARTS >= blocks;
-    }
-
-    __device__ __forceinline__ void advance() {
-        block = ends() ? ++part : block + PARTS;
-    }
-};
-
-template <unsigned PARTS>
 __device__ __forceinline__ void tiles(const Operands& o) {
     extern __shared__ __align__(1024) uint8_t memory[];
-    const uint32_t base = longwave::shared_address(memory), full = base + STAGES * STAGE + SUMS, empty = full + 8 * STAGES;
+    const uint32_t base = longwave::shared_address(memory), full = base + STAGES * STAGE, empty = full + 8 * STAGES;
     const unsigned rank = longwave::cluster_rank(), clusters = gridDim.x / 2, blocks = o.blocks();
     const unsigned of_tokens = (o.tokens + TILE - 1) / TILE, of_rows = (o.rows + 2 * TILE - 1) / (2 * TILE);
     const unsigned count = of_tokens * of_rows * o.groups;
@@ -321,9 +253,7 @@ __device__ __forceinline__ void tiles(const Operands& o) {
             for (unsigned t = blockIdx.x / 2; t < count; t += clusters) {
                 const unsigned token = t % of_tokens * TILE, pair = t / of_tokens, group = pair / of_rows;
                 const unsigned row = group * o.rows + (pair % of_rows * 2 + rank) * TILE;
-                Order<PARTS> order(blocks);
-                for (unsigned i = 0; i < blocks; i++, order.advance()) {
-                    const unsigned b = order.block;
+                for (unsigned b = 0; b < blocks; b++) {
                     const uint32_t at = base + stage * STAGE, barrier = full + 8 * stage;
                     longwave::wait(empty + 8 * stage, phase);
                     longwave::arrive_expecting(barrier, STAGE);
@@ -338,7 +268,6 @@ __device__ __forceinline__ void tiles(const Operands& o) {
     } else {
         longwave::more_registers<232>();
         const unsigned half = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), lane = threadIdx.x % 32, c = lane % 4;
-        float* const own = reinterpret_cast<float*>(memory + STAGES * STAGE) + threadIdx.x;
         unsigned stage = 0, phase = 0, free = 0;
         float total[64], one[64], other[64];
 #pragma unroll
@@ -355,16 +284,16 @@ __device__ __forceinline__ void tiles(const Operands& o) {
             for (int i = 0; i < 64; i++) {
                 total[i] = 0.f;
             }
-            Order<PARTS> begun(blocks), added(blocks);
+            unsigned b = 0;
+            Scales coming = scales_at(w_scales, low, high, 0);
             add_blocks(
                 total, one, other, blocks,
                 [&](float(&product)[64]) {
-                    const unsigned b = begun.block;
-                    begun.advance();
-                    const Scales scales = {load_now(w_scales + b), load_now(low + b), load_now(high + b)};
+                    const Scales scales = coming;
+                    coming = scales_at(w_scales, low, high, min(++b, blocks - 1));
                     const uint32_t at = base + stage * STAGE;
                     longwave::wait(full + 8 * stage, phase);
-                    begin_block(product, longwave::fp8_rows(at + half * OPERAND / 2), longwave::fp8_rows(at + OPERAND));
+                    longwave::begin_block(product, longwave::fp8_rows(at + half * OPERAND / 2), longwave::fp8_rows(at + OPERAND));
                     stage = stage + 1 == STAGES ? 0 : stage + 1;
                     phase ^= stage == 0;
                     return scales;
@@ -375,21 +304,6 @@ __device__ __forceinline__ void tiles(const Operands& o) {
                         longwave::arrive_there(longwave::address_in(empty + 8 * free, lane));
                     }
                     free = free + 1 == STAGES ? 0 : free + 1;
-                },
-                [&]() {
-                    if (added.ends()) {
-                        // The sum of the parts so far; the last one's stays in registers.
-                        const bool begins = added.part == 0, more = added.part + 1 < min(PARTS, blocks);
-#pragma unroll
-                        for (int k = 0; k < 64; k++) {
-                            const float sum = begins ? total[k] : own[k * CONSUMERS] + total[k];
-                            if (more) {
-                                own[k * CONSUMERS] = sum;
-                            }
-                            total[k] = more ? 0.f : sum;
-                        }
-                    }
-                    added.advance();
                 });
             o.store(total, group, row + 2 * c, token, 0);
             o.store(total, group, row + 2 * c, token + 8, 1);
@@ -402,33 +316,27 @@ __device__ __forceinline__ void tiles(const Operands& o) {
 
 }  // namespace
 
-// Grid: at most as many blocks as fit the multiprocessors at once, 128 PARTS + 128 threads. Dynamic shared memory: `stages` (a multiple
-// of PRODUCERS, at least two a part: a part begins a block before the last one is free) of N + held rows of 128 bytes, 16 bytes a stage, 256 N (PARTS - 1) for sums, 8 KiB at least. Boxes of N rows of w, of
-// `held` tokens (8, 16, 32 or 64) of x. With 4 parts from 2048 columns on, and 2 for fewer.
-#define STREAM(n, parts)                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(128 * parts + 32 * PRODUCERS) linear_fp8_stream_##n##_##parts(          \
+// Grid: at most as many blocks as fit the multiprocessors at once, 256 threads. Dynamic shared memory: `stages` (a multiple of
+// PRODUCERS, at least two: a block of columns begins before the last one is free) of N + held rows of 128 bytes, 16 bytes a stage, and 8
+// KiB. Boxes of N rows of w, of `held` tokens (8, 16, 32 or 64) of x.
+#define STREAM(n)                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(128 + 32 * PRODUCERS) linear_fp8_stream_##n(                            \
         const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x, const float* w_scales,                 \
         const float* x_scales, float* y, unsigned rows, unsigned cols, unsigned tokens, unsigned groups, unsigned held,  \
         unsigned stages) {                                                                                               \
         longwave::start_next();                                                                                          \
-        stream<n, parts>({w, x, w_scales, x_scales, y, rows, cols, tokens, groups}, held, stages);                       \
+        stream<n>({w, x, w_scales, x_scales, y, rows, cols, tokens, groups}, held, stages);                              \
     }
 
-STREAM(16, 4)
-STREAM(32, 4)
-STREAM(16, 2)
-STREAM(32, 2)
-STREAM(64, 2)
+STREAM(16)
+STREAM(32)
+STREAM(64)
 
 // Grid: at most as many blocks as multiprocessors, an even number, clusters of two, 384 threads. Dynamic shared memory: STAGES *
-// (STAGE + 16) + SUMS. Boxes of 128 rows of w, of 64 tokens of x.
-#define TILES(parts)                                                                                                     \
-    extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1) linear_fp8_tiles_##parts(                           \
-        const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x, const float* w_scales,                 \
-        const float* x_scales, float* y, unsigned rows, unsigned cols, unsigned tokens, unsigned groups) {               \
-        longwave::overlap();                                                                                             \
-        tiles<parts>({w, x, w_scales, x_scales, y, rows, cols, tokens, groups});                                         \
-    }
-
-TILES(4)
-TILES(2)
+// (STAGE + 16). Boxes of 128 rows of w, of 64 tokens of x.
+extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1)
+linear_fp8_tiles(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x, const float* w_scales, const float* x_scales,
+                 float* y, unsigned rows, unsigned cols, unsigned tokens, unsigned groups) {
+    longwave::overlap();
+    tiles({w, x, w_scales, x_scales, y, rows, cols, tokens, groups});
+}

@@ -54,20 +54,4 @@ __device__ __forceinline__ void widen_block(const ExpertWeights& weights, const 
     }
 }
 
-// Sums of a column block over all of its 128 columns: a warpgroup's weights, and pairs' rows of 128 bytes at `x`.
-template <int LENGTH>
-__device__ __forceinline__ void sum_block(float (&product)[LENGTH], uint32_t (&a)[4][4], uint32_t x) {
-    const uint32_t rows = fp8_rows(x);
-    wgmma_ready(a);
-    wgmma_fence();
-    wgmma_e4m3<false>(product, a[0], rows);
-#pragma unroll
-    for (int j = 1; j < 4; j++) {
-        wgmma_e4m3<true>(product, a[j], rows + FP8_STEP * j);
-    }
-    wgmma_commit();
-    wgmma_wait<0>();
-    wgmma_done(product);
-}
-
 }  // namespace longwave

@@ -7,6 +7,8 @@
 #pragma once
 #include <stdint.h>
 
+#include "wgmma.cuh"
+
 namespace longwave {
 
 // The lower half of the descriptor of rows at `address`; those of a step are FP8_STEP further than those of the step before it.
@@ -82,6 +84,18 @@ __device__ __forceinline__ void wgmma_e4m3(float (&d)[64], uint32_t a, uint32_t 
         : "r"(a), "r"(b), "n"(int(ADDS)));
 }
 
+// Begins the sums of a block of 128 columns, of rows at `a` and `b` as fp8_rows says.
+template <int LENGTH>
+__device__ __forceinline__ void begin_block(float (&product)[LENGTH], uint32_t a, uint32_t b) {
+    wgmma_fence();
+    wgmma_e4m3<false>(product, a, b);
+#pragma unroll
+    for (int s = 1; s < 4; s++) {
+        wgmma_e4m3<true>(product, a + FP8_STEP * s, b + FP8_STEP * s);
+    }
+    wgmma_commit();
+}
+
 // What goes to the tensor cores from registers is there before the fence that follows.
 __device__ __forceinline__ void wgmma_ready(uint32_t (&a)[4][4]) {
 #pragma unroll
@@ -152,6 +166,22 @@ __device__ __forceinline__ void wgmma_e4m3(float (&d)[32], const uint32_t (&a)[4
           "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
           "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(int(ADDS)));
+}
+
+// Sums over a block of 128 columns: A in registers, B's rows of 128 bytes at `b`.
+template <int LENGTH>
+__device__ __forceinline__ void sum_block(float (&product)[LENGTH], uint32_t (&a)[4][4], uint32_t b) {
+    const uint32_t rows = fp8_rows(b);
+    wgmma_ready(a);
+    wgmma_fence();
+    wgmma_e4m3<false>(product, a[0], rows);
+#pragma unroll
+    for (int j = 1; j < 4; j++) {
+        wgmma_e4m3<true>(product, a[j], rows + FP8_STEP * j);
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_done(product);
 }
 
 }  // namespace longwave

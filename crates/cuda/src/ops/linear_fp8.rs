@@ -15,16 +15,24 @@ const STREAMED: u32 = 64;
 const LARGE_BYTES: u32 = 3 * (256 * 128 + 256 + 128 * 4) + 128 * 128 * 4;
 const SMALL_BYTES: u32 = 3 * (128 * 128 + 256 + 64 * 4) + 64 * 64 * 4;
 
-/// Shared memory of a block of Hopper's tiles: stages of both operands, barriers, sums.
-const TILES_BYTES: u32 = 5 * (2 * 128 * 128 + 16) + 128 * 128 * 4;
+/// Shared memory of a block of Hopper's tiles: stages of both operands and barriers.
+const TILES_BYTES: u32 = 6 * (2 * 128 * 128 + 16);
 /// Shared memory for stages of weights that stream, about, so that a block of the next kernel has room beside it.
 const STREAM_BYTES: u32 = 80 << 10;
-/// Columns at most: on Hopper a lane keeps the scale of one column block of its part.
-pub const MOST_COLS: u32 = 4 * 32 * 128;
-/// Weight rows of a tile of streamed weights; 64 with two parts alone.
+/// Columns at most: on Hopper sums of as many column blocks of eight tokens fit shared memory.
+pub const MOST_COLS: u32 = 128 * 128;
+/// Up to so many tokens weights can go straight to registers, which pays from so many columns on and for inputs of so many bytes.
+const EIGHT: u32 = 8;
+const EIGHT_COLS: u32 = 2048;
+const EIGHT_INPUTS: u32 = 32 << 10;
+/// Behind the stages lies what products of 64 rows read of fewer tokens.
+const STREAM_BEHIND: u32 = 8 << 10;
+/// What a block takes at most: eight stages of 64 rows and 64 tokens.
+const STREAM_MOST_BYTES: u32 = 8 * ((64 + 64) * 128 + 16) + STREAM_BEHIND;
+/// Weight rows of a tile of streamed weights.
 const STREAM_ROWS: [u32; 3] = [16, 32, 64];
 
-/// Which kernel. `Stream` and `Tiles` give the same bits, and so do the others.
+/// Which kernel. Those of Hopper give the same bits, and so do the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// Weights stream past up to 32 tokens.
@@ -33,6 +41,8 @@ pub enum Form {
     Small,
     /// Tiles of 128 x 128.
     Large,
+    /// Weights stream past up to eight tokens, on Hopper.
+    Eight,
     /// Weights stream past up to 64 tokens, on Hopper.
     Stream,
     /// Tiles of 128 tokens and 128 rows, on Hopper.
@@ -51,10 +61,11 @@ pub struct LinearFp8 {
 
 /// Hopper's kernels.
 struct Hopper {
-    /// By parts of the columns (4, 2), then by [`STREAM_ROWS`].
-    stream: [Vec<Kernel>; 2],
-    /// By parts of the columns.
-    tiles: [Kernel; 2],
+    /// By column blocks of a warp (2, 4 and more).
+    eight: [Kernel; 2],
+    /// By [`STREAM_ROWS`].
+    stream: [Kernel; 3],
+    tiles: Kernel,
 }
 
 /// `y = W x`; with several groups each has its own weights, inputs and results.
@@ -87,18 +98,17 @@ impl LinearFp8 {
         let kernel = |name| module.kernel(name, 0);
         let hopper = || {
             let module = Module::load(context, "linear_fp8_wide")?;
-            let stream = |name| module.kernel(name, 144 << 10);
-            let tiles = |name| module.kernel(name, TILES_BYTES);
+            let stream = |name| module.kernel(name, STREAM_MOST_BYTES);
+            let eight = Module::load(context, "linear_fp8_eight")?;
+            let eight = |name, blocks| eight.kernel(name, eight_bytes(blocks, 1).1);
             Ok(Hopper {
+                eight: [eight("linear_fp8_eight_2", 16)?, eight("linear_fp8_eight_4", MOST_COLS / 128)?],
                 stream: [
-                    vec![stream("linear_fp8_stream_16_4")?, stream("linear_fp8_stream_32_4")?],
-                    vec![
-                        stream("linear_fp8_stream_16_2")?,
-                        stream("linear_fp8_stream_32_2")?,
-                        stream("linear_fp8_stream_64_2")?,
-                    ],
+                    stream("linear_fp8_stream_16")?,
+                    stream("linear_fp8_stream_32")?,
+                    stream("linear_fp8_stream_64")?,
                 ],
-                tiles: [tiles("linear_fp8_tiles_4")?, tiles("linear_fp8_tiles_2")?],
+                tiles: module.kernel("linear_fp8_tiles", TILES_BYTES)?,
             })
         };
         let is_hopper = cubins::find("linear_fp8_wide", context.gpu().major, context.gpu().minor).is_some();
@@ -118,7 +128,7 @@ impl LinearFp8 {
     /// The forms that the GPU has, by the bits they give.
     pub fn forms(&self) -> Vec<Vec<Form>> {
         let mut forms = vec![vec![Form::Few, Form::Small, Form::Large]];
-        forms.extend(self.hopper.as_ref().map(|_| vec![Form::Stream, Form::Tiles]));
+        forms.extend(self.hopper.as_ref().map(|_| vec![Form::Eight, Form::Stream, Form::Tiles]));
         forms
     }
 
@@ -126,6 +136,7 @@ impl LinearFp8 {
     pub fn form(&self, p: &Fp8Product) -> Form {
         let large = p.tokens.div_ceil(128) * p.rows.div_ceil(128) * p.groups >= self.multiprocessors;
         match (self.hopper.is_some(), p.tokens) {
+            (true, ..=EIGHT) if p.cols >= EIGHT_COLS && p.tokens * p.cols <= EIGHT_INPUTS => Form::Eight,
             (true, ..=STREAMED) => Form::Stream,
             (true, _) => Form::Tiles,
             (false, ..=FEW) => Form::Few,
@@ -139,7 +150,7 @@ impl LinearFp8 {
         self.launch_as(stream, p, self.form(p))
     }
 
-    /// Launches it in this form, of which `Few` takes no more than 32 tokens and `Stream` no more than 64.
+    /// Launches it in this form, of which `Eight`, `Few` and `Stream` take no more than 8, 32 and 64 tokens.
     pub fn launch_as(&self, stream: &Stream, p: &Fp8Product, form: Form) -> Result<(), DriverError> {
         let fits = p.rows.is_multiple_of(if p.groups > 1 { 128 } else { 16 })
             && p.cols.is_multiple_of(128)
@@ -170,7 +181,7 @@ impl LinearFp8 {
                 let grid = Grid { blocks: tiles(128), shared_bytes: LARGE_BYTES, ..Grid::new(1, 256) };
                 stream.launch(&self.large, grid, &arguments)
             }
-            Form::Stream | Form::Tiles => self.hopper().launch(stream, p, form, self.multiprocessors),
+            Form::Eight | Form::Stream | Form::Tiles => self.hopper().launch(stream, p, form, self.multiprocessors),
         }
     }
 
@@ -179,39 +190,56 @@ impl LinearFp8 {
     }
 }
 
+/// Which of the kernels for eight tokens takes so many column blocks, and shared memory of a block: inputs of all column blocks that its
+/// warps walk through, their sums (twice, if a warp has less than four), scales.
+fn eight_bytes(blocks: u32, groups: u32) -> (usize, u32) {
+    let (which, steps, buffers) = match blocks {
+        ..=16 if groups == 1 => (0, 2, 2),
+        _ => (1, blocks.div_ceil(32) * 4, 1),
+    };
+    const SUMS: u32 = 8 * (16 + 4) * 4;
+    (which, 8 * steps * (8 * 128 + buffers * SUMS) + 8 * 4 * blocks)
+}
+
 impl Hopper {
+    fn launch_eight(&self, stream: &Stream, p: &Fp8Product, multiprocessors: u32) -> Result<(), DriverError> {
+        assert!(p.tokens <= EIGHT, "{} tokens are more than eight", p.tokens);
+        let (which, shared_bytes) = eight_bytes(p.cols / 128, p.groups);
+        let blocks = (p.rows / 16 * p.groups).min(2 * multiprocessors);
+        let grid = Grid { shared_bytes, ..Grid::new(blocks, 256) };
+        let pointers = [p.w, p.w_scales, p.x, p.x_scales, p.y].map(Argument::Pointer);
+        let sizes = [p.rows, p.cols, p.tokens, p.groups].map(Argument::U32);
+        stream.launch(&self.eight[which], grid, &[&pointers[..], &sizes].concat())
+    }
+
     fn launch(&self, stream: &Stream, p: &Fp8Product, form: Form, multiprocessors: u32) -> Result<(), DriverError> {
+        if form == Form::Eight {
+            return self.launch_eight(stream, p, multiprocessors);
+        }
         let maps = |rows: u32, held: u32| -> Result<[Argument; 2], DriverError> {
             let w = TensorMap::new(p.w, p.groups * p.rows, p.cols, rows)?;
             Ok([w.into(), TensorMap::new(p.x, p.tokens, p.groups * p.cols, held)?.into()])
         };
         let pointers = [p.w_scales, p.x_scales, p.y].map(Argument::Pointer);
         let sizes = [p.rows, p.cols, p.tokens, p.groups].map(Argument::U32);
-        let parts = if p.cols >= 2048 { 4 } else { 2 };
-        let narrow = usize::from(parts == 2);
         if form == Form::Tiles {
             let all = p.tokens.div_ceil(128) * p.rows.div_ceil(256) * p.groups;
             let blocks = 2 * all.min(multiprocessors / 2);
             let grid = Grid { shared_bytes: TILES_BYTES, cluster: 2, ..Grid::new(blocks, 384) };
-            return stream.launch(&self.tiles[narrow], grid, &[&maps(128, 64)?[..], &pointers, &sizes].concat());
+            return stream.launch(&self.tiles, grid, &[&maps(128, 64)?[..], &pointers, &sizes].concat());
         }
         assert!(p.tokens <= STREAMED, "{} tokens are not few", p.tokens);
-        let tiles = |which: &usize| p.rows.div_ceil(STREAM_ROWS[*which]) * p.groups;
         // The largest tiles of which nearly every multiprocessor has one.
-        let which =
-            (0..self.stream[narrow].len()).rev().find(|which| tiles(which) >= multiprocessors * 7 / 8).unwrap_or(0);
-        let held = p.tokens.next_power_of_two().max(8);
-        let stage_bytes = (STREAM_ROWS[which] + held) * 128;
-        // Of each four slots a thread that copies has one, and a part needs two: it begins a block before the last one is free.
+        let tiles = |rows: u32| p.rows.div_ceil(rows) * p.groups;
+        let enough = |rows: &u32| tiles(*rows) >= multiprocessors * 7 / 8;
+        let which = STREAM_ROWS.iter().rposition(enough).unwrap_or(0);
+        let (rows, held) = (STREAM_ROWS[which], p.tokens.next_power_of_two().max(8));
+        let stage_bytes = (rows + held) * 128;
+        // Of each four slots a thread that copies has one.
         let stages = (STREAM_BYTES / stage_bytes / 4 * 4).max(8);
-        let sums = (256 * STREAM_ROWS[which] * (parts - 1)).max(8 << 10);
-        let shared_bytes = stages * (stage_bytes + 16) + sums;
-        let grid = Grid { shared_bytes, ..Grid::new(tiles(&which).min(multiprocessors), 128 * parts + 128) };
+        let shared_bytes = stages * (stage_bytes + 16) + STREAM_BEHIND;
+        let grid = Grid { shared_bytes, ..Grid::new(tiles(rows).min(multiprocessors), 256) };
         let sizes = [&sizes[..], &[held.into(), stages.into()]].concat();
-        stream.launch(
-            &self.stream[narrow][which],
-            grid,
-            &[&maps(STREAM_ROWS[which], held)?[..], &pointers, &sizes].concat(),
-        )
+        stream.launch(&self.stream[which], grid, &[&maps(rows, held)?[..], &pointers, &sizes].concat())
     }
 }

@@ -4,6 +4,7 @@ use longwave_cuda::driver::{DeviceSlice, Graph};
 use longwave_cuda::ops::linear_fp8::{Form, Fp8Product, LinearFp8};
 use longwave_model::formats::{e4m3, ue8m0};
 
+use crate::flash::number;
 use crate::rig::{Fresh, first_difference, relative_error, rig, small};
 
 /// Codes and one scale per 128 columns (and per `rows` rows), as a checkpoint or the quantiser makes them.
@@ -57,6 +58,7 @@ impl Operands {
 
 fn takes(form: Form, tokens: usize) -> bool {
     match form {
+        Form::Eight => tokens <= 8,
         Form::Few => tokens <= 32,
         Form::Stream => tokens <= 64,
         _ => true,
@@ -167,6 +169,7 @@ fn many_tokens_and_groups_have_the_bits_of_few_and_of_one() {
 }
 
 /// Median microseconds in a graph, weights read from memory: copies that together are larger than the L2 take turns.
+/// LINEAR_TOKENS takes up to so many tokens, LINEAR_ROWS matrices of so many rows.
 #[test]
 fn fp8_products_are_measured() {
     let Some(mut rig) = rig(8 << 30) else { return };
@@ -179,7 +182,10 @@ fn fp8_products_are_measured() {
         ("shared gate_up", 4096, 4096),
         ("shared down", 4096, 2048),
     ] {
-        for tokens in [1usize, 8, 32, 64, 128, 512, 2048, 4096] {
+        for tokens in [1usize, 2, 4, 8, 32, 64, 128, 512, 2048, 4096] {
+            if tokens > number("LINEAR_TOKENS", 4096) || rows != number("LINEAR_ROWS", rows) {
+                continue;
+            }
             let copies = if tokens > 32 { 1 } else { (400 << 20) / (rows * cols) + 1 };
             let shape = |n: usize| n.max(1);
             let all: Vec<Operands> = (0..copies)
@@ -201,7 +207,7 @@ fn fp8_products_are_measured() {
             let launches = (rounds * copies) as f64;
             let mut line = String::new();
             for form in linear.forms().concat() {
-                if !takes(form, tokens) || tokens < 32 && form != Form::Few && form != Form::Stream {
+                if !takes(form, tokens) || tokens < 32 && [Form::Small, Form::Large, Form::Tiles].contains(&form) {
                     continue;
                 }
                 let graph = Graph::capture(&rig.stream, |s| {

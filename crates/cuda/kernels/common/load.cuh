@@ -1,0 +1,23 @@
+// Loads of what no kernel writes while this one runs.
+#pragma once
+#include <stdint.h>
+
+namespace longwave {
+
+// Loads it here: the compiler would leave a load of constant data for where it is used.
+__device__ __forceinline__ float load_now(const float* from) {
+    float v;
+    asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(v) : "l"(from));
+    return v;
+}
+
+// Sixteen bytes that are read once, or leaves `v` as it is. Written so that nothing is copied, since a copy would wait for the load.
+__device__ __forceinline__ void load_16_if(bool there, uint4& v, const void* from) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+        "@p ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
+        : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+        : "l"(from), "r"(int(there)));
+}
+
+}  // namespace longwave
