@@ -20,8 +20,9 @@ use crate::bench::operators::{self, Point, Probe};
 use crate::load::{self, BackendName, ModelArgs, Opened};
 use crate::{output, units};
 
-/// Bytes that the probe reads, at least and at most.
-const PROBE: (u64, u64) = (1 << 20, 1 << 30);
+/// Bytes that the probe reads at least, and at most on a CPU and on a GPU, whose reads take a while to reach their rate.
+const PROBE_LEAST: u64 = 1 << 20;
+const PROBE_MOST: [u64; 2] = [1 << 30, 4 << 30];
 /// Rounds of multiply-adds: some ten milliseconds each time.
 const SPINS: usize = 2_000_000;
 
@@ -78,7 +79,7 @@ fn probe(args: &Args, gpu: bool, config: &ModelConfig) -> Result<Probe> {
     let shape = StepShape { sequences: 1, rows: 1, context: LOGICAL_BLOCK, logits: 1, ranks: ranks(args) };
     let work = floors::step(config, load::formats(&args.model), &shape);
     let moved: f64 = work.iter().map(|work| f64::from(work.calls) * work.bytes).sum();
-    let read_bytes = (moved as u64).clamp(PROBE.0, PROBE.1);
+    let read_bytes = (moved as u64).clamp(PROBE_LEAST, PROBE_MOST[usize::from(gpu)]);
     if gpu {
         let first = longwave_cuda::driver::probe()?.into_iter().next().context("the driver finds no GPU")?;
         let measured = longwave_cuda::roofs::measure(&first, read_bytes)?;
