@@ -129,7 +129,7 @@ const MOST_DRAFTS: i64 = longwave_model::geometry::MAX_DRAFTS as i64;
 
 impl ModelArgs {
     /// Drafts per sequence and step.
-    fn drafts(&self) -> u32 {
+    pub fn drafts(&self) -> u32 {
         self.speculative_config.unwrap_or(self.num_speculative_tokens)
     }
 }
@@ -218,7 +218,7 @@ pub fn checkpoint(args: &ModelArgs) -> Result<Checkpoint> {
 }
 
 /// What the model of `args` is computed with, and its configuration.
-fn weights(args: &ModelArgs) -> Result<(Load, ModelConfig)> {
+pub fn weights(args: &ModelArgs) -> Result<(Load, ModelConfig)> {
     if args.load_format != LoadFormat::Dummy {
         let checkpoint = checkpoint(args)?;
         let config = checkpoint.config.clone();
@@ -259,6 +259,52 @@ pub fn name(args: &ModelArgs) -> String {
     }
 }
 
+/// A backend that has opened.
+pub enum Opened {
+    /// On the CPU.
+    Cpu(Box<CpuBackend>),
+    /// On GPUs.
+    Cuda(Box<CudaBackend>),
+}
+
+/// Opens the backend for what [`weights`] found; the second is one line about the device.
+pub fn backend(args: &ModelArgs, load: Load, config: &ModelConfig) -> Result<(Opened, String)> {
+    let formats = formats(args);
+    match load {
+        load if on_gpu(args, config)? => {
+            let options = cuda_options(args, config, formats)?;
+            let backend = CudaBackend::open(load, options, upload_bar())?;
+            let device = backend.summary().to_owned();
+            Ok((Opened::Cuda(Box::new(backend)), device))
+        }
+        Load::Dummy(_) => bail!("random weights are made on a GPU"),
+        Load::Checkpoint(checkpoint) => {
+            let options = cpu_options(args, config, formats)?;
+            let backend = CpuBackend::new(Model::new(&checkpoint, args.numerics, formats), options)?;
+            let device = format!(
+                "{} on {} threads: {} for the cache, {} of scratch at most",
+                longwave_cpu::simd::level().name(),
+                std::thread::available_parallelism().map_or(1, |n| n.get()),
+                units::show_bytes(options.cache_bytes),
+                units::show_bytes(backend.scratch_bytes().0),
+            );
+            Ok((Opened::Cpu(Box::new(backend)), device))
+        }
+    }
+}
+
+/// One line about a model and where it runs.
+pub fn summary(args: &ModelArgs, config: &ModelConfig, device: &str) -> String {
+    let (name, formats) = (name(args), formats(args));
+    format!(
+        "{name} ({}), cache {} main and {} index{}; {device}",
+        config.describe(),
+        formats.main.name(),
+        formats.index.name(),
+        if args.drafts() > 0 { format!(", {} drafts per step", args.drafts()) } else { String::new() },
+    )
+}
+
 /// Opens the model of `args` with its tiers.
 pub fn open(args: &ModelArgs, tiers: TierOptions) -> Result<Loaded> {
     let (load, config) = weights(args)?;
@@ -270,10 +316,9 @@ pub fn open(args: &ModelArgs, tiers: TierOptions) -> Result<Loaded> {
             config.vocab_size
         );
     }
-    let formats = formats(args);
     // Checkpoints with the DSpark drafter are the retrained ones; the tiny model never saw an effort text either.
     let efforts = if config.dspark.is_some() { EffortTable::July } else { EffortTable::April };
-    tiers::check_sizes(&tiers, &longwave_model::CacheLayout::new(&config, formats))?;
+    tiers::check_sizes(&tiers, &longwave_model::CacheLayout::new(&config, formats(args)))?;
     let engine_options = EngineOptions {
         drafts: args.drafts(),
         prefix_cache: !args.no_enable_prefix_caching,
@@ -283,34 +328,12 @@ pub fn open(args: &ModelArgs, tiers: TierOptions) -> Result<Loaded> {
         tiers,
         ..EngineOptions::default()
     };
-    let described = config.describe();
-    let (engine, device) = match load {
-        load if on_gpu(args, &config)? => {
-            let options = cuda_options(args, &config, formats)?;
-            let backend = CudaBackend::open(load, options, upload_bar())?;
-            let device = backend.summary().to_owned();
-            (handle::open(backend, engine_options)?, device)
-        }
-        Load::Dummy(_) => bail!("random weights are made on a GPU"),
-        Load::Checkpoint(checkpoint) => {
-            let options = cpu_options(args, &config, formats)?;
-            let backend = CpuBackend::new(Model::new(&checkpoint, args.numerics, formats), options)?;
-            let device = format!(
-                "{} on {} threads: {} for the cache, {} of scratch at most",
-                longwave_cpu::simd::level().name(),
-                std::thread::available_parallelism().map_or(1, |n| n.get()),
-                units::show_bytes(options.cache_bytes),
-                units::show_bytes(backend.scratch_bytes().0),
-            );
-            (handle::open(backend, engine_options)?, device)
-        }
+    let (backend, device) = backend(args, load, &config)?;
+    let engine = match backend {
+        Opened::Cpu(backend) => handle::open(*backend, engine_options)?,
+        Opened::Cuda(backend) => handle::open(*backend, engine_options)?,
     };
-    let summary = format!(
-        "{name} ({described}), cache {} main and {} index{}; {device}",
-        formats.main.name(),
-        formats.index.name(),
-        if args.drafts() > 0 { format!(", {} drafts per step", args.drafts()) } else { String::new() },
-    );
+    let summary = summary(args, &config, &device);
     Ok(Loaded { engine, tokenizer, name, efforts, sampling: sampling_defaults(args.model.as_deref())?, summary })
 }
 
@@ -347,7 +370,8 @@ pub fn on_gpu(args: &ModelArgs, config: &ModelConfig) -> Result<bool> {
     }
 }
 
-fn formats(args: &ModelArgs) -> CacheFormats {
+/// Cache formats that were asked for.
+pub fn formats(args: &ModelArgs) -> CacheFormats {
     CacheFormats { main: args.kv_cache_dtype, index: args.index_cache_dtype }
 }
 

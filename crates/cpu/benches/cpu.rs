@@ -8,66 +8,13 @@ use std::time::Instant;
 use longwave_cpu::backend::{CpuBackend, CpuOptions};
 use longwave_cpu::forward::Model;
 use longwave_cpu::numerics::Profile;
-use longwave_cpu::simd::{self, Lanes};
+use longwave_cpu::{roofs, simd};
 use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::request::{Event, Request};
 use longwave_engine::step::*;
 use longwave_model::{CacheFormats, CacheLayout, Checkpoint, IndexFormat, MainFormat};
-use rayon::prelude::*;
 
 const FORMATS: CacheFormats = CacheFormats { main: MainFormat::Fp8, index: IndexFormat::Fp4 };
-
-longwave_cpu::dispatch! {
-    fn spin(n: usize) -> f32 = spin_body;
-}
-
-/// `n` rounds of 16 independent fused multiply-adds over 16 lanes.
-#[inline(always)]
-fn spin_body<V: Lanes>(n: usize) -> f32 {
-    let mut acc: [V; 12] = std::array::from_fn(|i| V::splat(i as f32));
-    let (a, b) = (V::splat(std::hint::black_box(0.999)), V::splat(std::hint::black_box(1e-3)));
-    for _ in 0..n {
-        for v in &mut acc {
-            *v = v.fma(a, b);
-        }
-    }
-    acc.iter().map(|v| v.sum()).sum()
-}
-
-longwave_cpu::dispatch! {
-    fn read(x: &[f32]) -> f32 = read_body;
-}
-
-#[inline(always)]
-fn read_body<V: Lanes>(x: &[f32]) -> f32 {
-    let mut acc: [V; 8] = std::array::from_fn(|_| V::splat(0.0));
-    for c in x.as_chunks::<128>().0 {
-        for (v, c) in acc.iter_mut().zip(c.as_chunks::<16>().0) {
-            *v = v.add(V::load(c));
-        }
-    }
-    acc.iter().map(|v| v.sum()).sum()
-}
-
-/// (multiply-add TFLOP/s, read GB/s) of all threads.
-fn peaks() -> (f64, f64) {
-    let threads = rayon::current_num_threads();
-    let n = 20_000_000;
-    let t = Instant::now();
-    let s: f32 = (0..threads).into_par_iter().map(|_| spin(n)).sum();
-    let flops = (threads * n * 12 * 32) as f64 / t.elapsed().as_secs_f64();
-    let data = vec![1.0f32; 256 << 20];
-    let part = data.len() / threads;
-    let mut best = f64::MAX;
-    let mut total = s;
-    for _ in 0..3 {
-        let t = Instant::now();
-        total += data.par_chunks(part).map(read).sum::<f32>();
-        best = best.min(t.elapsed().as_secs_f64());
-    }
-    std::hint::black_box(total);
-    (flops / 1e12, data.len() as f64 * 4.0 / best / 1e9)
-}
 
 fn testdata() -> std::path::PathBuf {
     std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata")
@@ -184,7 +131,8 @@ fn tokens(n: usize) -> Vec<Token> {
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
     let what = args.first().map_or("all", String::as_str);
-    let (tflops, gbs) = peaks();
+    // A buffer larger than the caches.
+    let (tflops, gbs) = (roofs::flop_per_s(20_000_000) / 1e12, roofs::read_bytes_per_s(1 << 30) / 1e9);
     let threads = rayon::current_num_threads();
     println!(
         "{{\"machine\":{{\"threads\":{threads},\"simd\":\"{}\",\"fma_tflops\":{tflops:.3},\"read_gb_s\":{gbs:.1}}}}}",

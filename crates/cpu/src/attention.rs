@@ -47,6 +47,7 @@ pub fn forward(
     let window = cache.place(CacheKind::Window, l).expect("every layer has a window");
     let windows: Vec<WindowRows> =
         seqs.iter().map(|s| WindowRows::build(model, l, &mut kv, window, s, cache)).collect();
+    model.mark("q/kv norm and insert");
     if let Some(tap) = tap {
         tap(l, Seen::Kv(&kv));
     }
@@ -80,6 +81,7 @@ fn attend(
     let mut q = model.scratch.take(t * h * 512);
     linear(&qr, &a.wq_b, &mut q);
     profile.round(&mut q);
+    model.mark("wq_b");
     q.par_chunks_mut(h * 512).zip(angles).with_min_len(PIECE).for_each(|(q, angles)| {
         for head in q.chunks_mut(512) {
             let mut y = [0.0; 512];
@@ -90,6 +92,7 @@ fn attend(
             head.copy_from_slice(&y);
         }
     });
+    model.mark("q norm and rotation");
 
     if let Some(tap) = tap {
         tap(l, Seen::Q(&q));
@@ -99,6 +102,9 @@ fn attend(
         Some(ix) => select(model, l, ix, x, &qr, angles, seqs, cache, tap),
         None => Vec::new(),
     };
+    if a.indexer.is_some() {
+        model.mark("index select");
+    }
     let mut o = core(model, l, a, &q, windows, &selected, seqs, cache);
     if let Some(tap) = tap {
         tap(l, Seen::Attn(&o));
@@ -109,6 +115,11 @@ fn attend(
             angles.rotate_back(head);
             profile.round(head);
         }
+    });
+    model.mark(match a.kind {
+        LayerKind::Window => "attention window",
+        LayerKind::C4 => "attention c4a",
+        LayerKind::C128 => "attention c128a",
     });
     output(model, a, &o)
 }
@@ -123,6 +134,7 @@ pub fn store_keys(model: &Model, l: usize, a: &Attention, x: &[f32], seqs: &[Row
     for s in seqs {
         window::store(model, &mut kv, place, s, cache);
     }
+    model.mark("q/kv norm and insert");
 }
 
 /// Window rows `[T, 512]` of quantised inputs: projected, normalised and rotated (model.md 6.2), not yet as stored.
@@ -151,11 +163,13 @@ fn projected_norm(model: &Model, x: &[f32], w: &crate::ops::matrix::Matrix, norm
     let mut y = model.scratch.take(x.len() / w.shape().1 * n);
     linear(x, w, &mut y);
     model.profile.round(&mut y);
+    model.mark("wq_a + wkv");
     let mut out = model.scratch.take(y.len());
     out.par_chunks_mut(n)
         .zip(y.par_chunks(n))
         .with_min_len(64)
         .for_each(|(o, y)| rms_norm(y, norm, model.config.rms_norm_eps, model.profile, o));
+    model.mark("q/kv norm and insert");
     out
 }
 
@@ -188,6 +202,7 @@ fn select(
     let mut qi = model.scratch.take(t * hi * 128);
     linear(qr, &ix.wq_b, &mut qi);
     model.profile.round(&mut qi);
+    model.mark("index wq_b");
     qi.par_chunks_mut(hi * 128).zip(angles).with_min_len(PIECE).for_each(|(q, angles)| {
         for head in q.chunks_mut(128) {
             angles.rotate(head);
@@ -196,6 +211,7 @@ fn select(
             round_index(model.formats.index, head);
         }
     });
+    model.mark("index queries");
     let mut g = model.scratch.take(t * hi);
     linear(x, &ix.weights_proj, &mut g);
     model.profile.round(&mut g);
@@ -204,6 +220,7 @@ fn select(
     if model.profile == Profile::Reference {
         model.profile.round(&mut g);
     }
+    model.mark("index weights");
     if let Some(tap) = tap {
         tap(l, Seen::Index(&qi, &g));
     }
@@ -425,9 +442,12 @@ fn output(model: &Model, a: &Attention, o: &[f32]) -> Buffer {
         }
     }
     model.profile.round(&mut b);
+    model.mark("wo_a");
     model.quantise(&mut b);
+    model.mark("quantise");
     let mut y = model.scratch.take(t * c.hidden_size);
     linear(&b, &a.wo_b, &mut y);
     model.profile.round(&mut y);
+    model.mark("wo_b");
     y
 }

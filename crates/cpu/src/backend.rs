@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 
 use longwave_engine::attention::LayerKind;
 use longwave_engine::constraint::allows;
+use longwave_engine::operators::OperatorTime;
 use longwave_engine::step::{
     Backend, BackendError, BlockCopy, BlockId, LAST_SAMPLED, Limits, ReturnLogits, SeqResult, SeqStep, Step,
     StepResult, Ticket, Token,
@@ -25,6 +26,7 @@ use crate::ops::penalties::Counts;
 use crate::ops::sample;
 use crate::plan;
 use crate::reads::Told;
+use crate::timers::Timers;
 
 /// Sizes of a CPU backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -173,6 +175,9 @@ impl CpuBackend {
             }
             result.seqs.push(out);
         }
+        if !need.is_empty() {
+            self.model.mark("sampling");
+        }
         if let Some(drafter) = &mut self.drafter {
             let turns: Vec<Turn> =
                 step.seqs.iter().zip(rows).zip(&result.seqs).map(|((s, r), out)| turn(s, r, &tokens, out)).collect();
@@ -180,6 +185,7 @@ impl CpuBackend {
             for (out, drafts) in result.seqs.iter_mut().zip(drafts) {
                 out.drafts = drafts;
             }
+            self.model.mark("sampling of drafts");
         }
         for (out, told) in result.seqs.iter_mut().zip(told) {
             out.reads = told.map(Told::into_reads).unwrap_or_default();
@@ -264,6 +270,11 @@ impl Backend for CpuBackend {
 
     fn attention_layers(&self) -> &[LayerKind] {
         &self.model.config.layers
+    }
+
+    fn time_operators(&mut self, on: bool) -> Result<Vec<OperatorTime>, BackendError> {
+        let before = std::mem::replace(&mut self.model.timers, on.then(Timers::new));
+        Ok(before.map(|timers| timers.table()).unwrap_or_default())
     }
 
     fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {

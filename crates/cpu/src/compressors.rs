@@ -30,15 +30,24 @@ pub fn compress(model: &Model, l: usize, a: &Attention, x: &[f32], seqs: &[Rows]
         return;
     }
     let rows = project(model, x, comp, seqs, a.kind.ratio() as usize);
+    model.mark("compressor projection");
     match &a.indexer {
         Some(ix) => {
-            let keys = project(model, x, &ix.compressor, seqs, 4);
             for s in seqs {
                 step4(model, l, comp, Target::Main, &rows, s, cache);
+            }
+            model.mark("c4 compress");
+            let keys = project(model, x, &ix.compressor, seqs, 4);
+            model.mark("index compressor projection");
+            for s in seqs {
                 step4(model, l, &ix.compressor, Target::Index, &keys, s, cache);
             }
+            model.mark("index compress");
         }
-        None => seqs.iter().filter(|s| s.replay.is_none()).for_each(|s| step128(model, l, comp, &rows, s, cache)),
+        None => {
+            seqs.iter().filter(|s| s.replay.is_none()).for_each(|s| step128(model, l, comp, &rows, s, cache));
+            model.mark("c128 compress");
+        }
     }
 }
 

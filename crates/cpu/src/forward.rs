@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use longwave_engine::operators::START;
 use longwave_engine::step::{Replay, Token};
 use longwave_model::{CacheFormats, Checkpoint, ModelConfig, digest};
 use rayon::prelude::*;
@@ -19,6 +20,7 @@ use crate::ops::rope::Frequencies;
 use crate::reads::Told;
 use crate::replay::{self, Kept};
 use crate::scratch::{Buffer, Scratch};
+use crate::timers::Timers;
 use crate::weights::{Block, Mixer, Weights};
 use crate::{attention, moe};
 
@@ -36,6 +38,8 @@ pub struct Model {
     pub(crate) freq_main: Frequencies,
     pub(crate) freq_compressed: Frequencies,
     pub(crate) scratch: Scratch,
+    /// Set while somebody wants to know where the time goes.
+    pub(crate) timers: Option<Timers>,
 }
 
 /// One sequence's rows in a batch.
@@ -111,6 +115,14 @@ impl Model {
             freq_main: Frequencies::main(&ckpt.config),
             freq_compressed: Frequencies::compressed(&ckpt.config),
             scratch: Scratch::default(),
+            timers: None,
+        }
+    }
+
+    /// Ends an operator, for the timers.
+    pub(crate) fn mark(&self, name: &'static str) {
+        if let Some(timers) = &self.timers {
+            timers.mark(name);
         }
     }
 
@@ -118,6 +130,7 @@ impl Model {
     /// positions that a replay left behind are zeros.
     pub fn trunk(&self, tokens: &[Token], seqs: &[Rows], cache: &mut Cache, tap: Option<Tap>) -> Buffer {
         let d = self.config.hidden_size;
+        self.mark(START);
         let mut x = self.scratch.take(tokens.len() * 4 * d);
         x.par_chunks_mut(4 * d).with_min_len(64).zip(tokens).for_each(|(x, &t)| {
             embed(&self.weights.embed, t as usize, &mut x[..d]);
@@ -125,6 +138,7 @@ impl Model {
                 x.copy_within(..d, s * d);
             }
         });
+        self.mark("angles and embedding");
         let mut tap = tap;
         // What is left of the batch, once a replay dropped rows.
         let mut left: Option<(Vec<Token>, Vec<Rows>)> = None;
@@ -148,13 +162,16 @@ impl Model {
 
     /// Normalised hidden states `[n, D]` of the given rows of the streams.
     pub fn top(&self, streams: &[f32], rows: &[usize]) -> Vec<f32> {
-        self.collapse(streams, rows, &self.weights.hc_head, &self.weights.norm)
+        let hidden = self.collapse(streams, rows, &self.weights.hc_head, &self.weights.norm);
+        self.mark("head mixing");
+        hidden
     }
 
     /// Logits `[n, V]`, f32, of hidden states `[n, D]`.
     pub fn logits(&self, hidden: &[f32]) -> Vec<f32> {
         let mut out = vec![0.0; hidden.len() / self.config.hidden_size * self.config.vocab_size];
         linear(hidden, &self.weights.head, &mut out);
+        self.mark("lm_head");
         out
     }
 
@@ -211,6 +228,8 @@ impl Model {
         let t = x.len() / (4 * d);
         let mut dots = self.scratch.take(t * 24);
         linear(x, &mixer.dots, &mut dots);
+        // As on a GPU, where these products come with the streams that the sublayer before left behind.
+        self.mark("mHC after");
         let mut a = self.scratch.take(t * d);
         let mut mixes = vec![Mix::default(); t];
         let work = a.par_chunks_mut(d).zip(&mut mixes).zip(x.par_chunks(4 * d)).zip(dots.par_chunks(24));
@@ -221,6 +240,7 @@ impl Model {
                 rms_norm(h, norm, self.config.rms_norm_eps, self.profile, a);
             },
         );
+        self.mark("mHC before");
         (a, mixes)
     }
 
@@ -228,6 +248,7 @@ impl Model {
         let d = self.config.hidden_size;
         let work = x.par_chunks_mut(4 * d).zip(y.par_chunks(d)).zip(mixes);
         work.with_min_len(PIECE).for_each(|((x, y), mix)| mhc::post(x, y, mix, self.profile));
+        self.mark("mHC after");
     }
 
     /// Quantises the input of an FP8 or FP4 product, unless the profile is exact.

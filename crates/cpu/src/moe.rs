@@ -2,6 +2,7 @@
 //! The sum over experts has the order of the choice, so it does not depend on which other rows share an expert.
 
 use longwave_engine::step::Token;
+use longwave_model::floors::ALL_EXPERTS;
 use rayon::prelude::*;
 
 use crate::forward::Model;
@@ -15,6 +16,7 @@ use crate::weights::{Expert, Moe, Route};
 pub fn forward(model: &Model, moe: &Moe, x: &[f32], tokens: &[Token]) -> Buffer {
     let (d, k, t) = (model.config.hidden_size, model.config.num_experts_per_tok, tokens.len());
     let choices = choose(model, moe, x, tokens);
+    model.mark("router choice");
     let mut xq = model.scratch.copy(x);
     model.quantise(&mut xq);
 
@@ -51,6 +53,7 @@ pub fn forward(model: &Model, moe: &Moe, x: &[f32], tokens: &[Token]) -> Buffer 
         }
         model.profile.round(out);
     });
+    model.mark(ALL_EXPERTS);
     out
 }
 
@@ -59,6 +62,7 @@ fn choose(model: &Model, moe: &Moe, x: &[f32], tokens: &[Token]) -> Vec<Choice> 
     let (e, k, scale) = (moe.experts.len(), model.config.num_experts_per_tok, model.config.routed_scaling_factor);
     let mut logits = model.scratch.take(tokens.len() * e);
     linear(x, &moe.gate, &mut logits);
+    model.mark("router");
     let mut out = Vec::with_capacity(tokens.len() * k);
     for (row, &token) in logits.chunks(e).zip(tokens) {
         match &moe.route {

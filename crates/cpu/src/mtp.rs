@@ -51,7 +51,9 @@ impl Model {
     /// Normalised hidden states of rows of the module's streams; [`Model::logits`] takes them.
     pub fn mtp_top(&self, streams: &[f32], rows: &[usize]) -> Vec<f32> {
         let mtp = self.module();
-        self.collapse(streams, rows, &mtp.head, &mtp.norm)
+        let hidden = self.collapse(streams, rows, &mtp.head, &mtp.norm);
+        self.mark("head mixing");
+        hidden
     }
 
     /// What enters the block: projections of the token's embedding and of each stream, added.
@@ -83,6 +85,7 @@ impl Model {
                 profile.round(s);
             }
         }
+        self.mark("MTP input");
         x
     }
 }

@@ -9,6 +9,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use longwave_engine::operators::OperatorTime;
 use longwave_engine::step::{Backend, BackendError, BlockCopy, BlockId, Limits, Step, StepResult, Ticket};
 use longwave_engine::step_check;
 use longwave_engine::tables::SeatTables;
@@ -18,7 +19,6 @@ use thiserror::Error;
 use crate::driver::{DriverError, Missing};
 use crate::fit;
 use crate::ranks::{Answer, Command, Ranks};
-use crate::timers::OperatorTime;
 use crate::worker::{self, Opened};
 
 /// Sizes of a CUDA backend.
@@ -195,16 +195,6 @@ impl CudaBackend {
         &self.summary
     }
 
-    /// Switches timers of operators on or off; what they showed since they were last switched on, the longest first. While
-    /// they are on, steps take longer.
-    pub fn time_operators(&mut self, on: bool) -> Result<Vec<OperatorTime>, BackendError> {
-        self.ranks.send(&Command::Time(on))?;
-        match self.other()? {
-            Answer::Times(times) => Ok(times),
-            _ => Err(unexpected()),
-        }
-    }
-
     /// Memory of the first GPU, planned and used so far.
     pub fn memory(&mut self) -> Result<Memory, BackendError> {
         self.ranks.send(&Command::Memory)?;
@@ -247,6 +237,14 @@ impl Backend for CudaBackend {
 
     fn fingerprint(&self) -> [u8; 32] {
         self.fingerprint
+    }
+
+    fn time_operators(&mut self, on: bool) -> Result<Vec<OperatorTime>, BackendError> {
+        self.ranks.send(&Command::Time(on))?;
+        match self.other()? {
+            Answer::Times(times) => Ok(times),
+            _ => Err(unexpected()),
+        }
     }
 
     fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {

@@ -6,6 +6,7 @@
 //! changes a result. Rows of drafted positions are written to the step's own pages. Draws with the noise of the position
 //! that a draft would take. At most as many sequences draft in a step as the head computes rows at once.
 
+use longwave_engine::operators::START;
 use longwave_engine::step::{SeqResult, Step, Token};
 use longwave_engine::tables::SeatTables;
 use longwave_model::geometry::CacheKind;
@@ -23,7 +24,6 @@ use crate::ops::mtp::KEPT;
 use crate::ops::sample::{ROW_WORDS, SampleRow};
 use crate::ops::{BatchRow, UNMAPPED};
 use crate::scratch::StepSizes;
-use crate::timers::START;
 
 /// Rows of the module at once, unless more sequences draft.
 const ROWS: usize = 512;

@@ -4,6 +4,7 @@
 //! rows alone, and in long steps on how much their rows see. Every row has the same bits whatever else is in the step. Of several ranks each computes with its own query
 //! heads and experts; the outputs of attention and experts are added up, so that all have the same streams.
 
+use longwave_engine::operators::START;
 use longwave_model::ModelConfig;
 use longwave_model::geometry::CacheKind;
 
@@ -27,7 +28,7 @@ use crate::ops::rope::{Angles, Rope};
 use crate::ops::router::{Choosing, Router, Routing};
 use crate::pools::Pools;
 use crate::scratch::{Codes, Scratch, expert_shape, mhc_shape};
-use crate::timers::{START, Timers};
+use crate::timers::Timers;
 use crate::weights::{Block, Mixer, Route, Weights};
 
 /// A model whose steps can be launched.

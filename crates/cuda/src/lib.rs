@@ -22,6 +22,7 @@ pub mod mtp;
 pub mod ops;
 pub mod pools;
 mod ranks;
+pub mod roofs;
 pub mod scratch;
 pub mod source;
 pub mod split;

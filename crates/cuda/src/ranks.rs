@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use longwave_engine::operators::OperatorTime;
 use longwave_engine::step::{BackendError, BlockCopy, BlockId, Step, StepResult};
 
 use crate::backend::Memory;
@@ -15,7 +16,6 @@ use crate::backend::{CudaOptions, Load, OpenError};
 use crate::driver::{Alarm, DriverError, Gpu};
 use crate::meeting::{self, Chair};
 use crate::split::Share;
-use crate::timers::OperatorTime;
 use crate::worker::{Opened, Worker};
 
 /// What the thread of a GPU is asked to do, in order.

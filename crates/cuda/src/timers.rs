@@ -4,7 +4,8 @@
 //! to the operator behind them.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+
+use longwave_engine::operators::{OperatorSums, OperatorTime};
 
 use crate::driver::{Context, DriverError, Event, Stream};
 
@@ -13,20 +14,6 @@ pub struct Timers {
     context: Context,
     marks: RefCell<Vec<(&'static str, Event)>>,
 }
-
-/// What one operator took.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct OperatorTime {
-    /// Its name.
-    pub name: &'static str,
-    /// How often it ran.
-    pub calls: u32,
-    /// Microseconds in all.
-    pub us: f64,
-}
-
-/// The mark before the first operator of a step: the time up to it is not counted.
-pub const START: &str = "start";
 
 impl Timers {
     /// None yet.
@@ -45,16 +32,10 @@ impl Timers {
     /// The operators so far, the longest first.
     pub fn table(&self) -> Result<Vec<OperatorTime>, DriverError> {
         let marks = self.marks.borrow();
-        let mut sums: BTreeMap<&'static str, (u32, f64)> = BTreeMap::new();
+        let mut sums = OperatorSums::default();
         for pair in marks.windows(2) {
-            if pair[1].0 != START {
-                let sum = sums.entry(pair[1].0).or_default();
-                *sum = (sum.0 + 1, sum.1 + pair[1].1.elapsed_us(&pair[0].1)?);
-            }
+            sums.add(pair[1].0, pair[1].1.elapsed_us(&pair[0].1)?);
         }
-        let mut table: Vec<OperatorTime> =
-            sums.into_iter().map(|(name, (calls, us))| OperatorTime { name, calls, us }).collect();
-        table.sort_by(|a, b| b.us.total_cmp(&a.us));
-        Ok(table)
+        Ok(sums.table())
     }
 }

@@ -9,6 +9,7 @@ pub mod counts;
 pub mod engine;
 pub mod forced;
 pub mod handle;
+pub mod operators;
 pub mod phases;
 pub mod pool;
 pub mod proof;

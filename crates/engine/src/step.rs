@@ -11,6 +11,7 @@ use longwave_model::CacheLayout;
 use thiserror::Error;
 
 use crate::attention::{LayerKind, Reads};
+use crate::operators::OperatorTime;
 
 /// A token id.
 pub type Token = u32;
@@ -343,6 +344,11 @@ pub trait Backend: Send {
     /// Kinds of the layers whose attention it can tell, by number; none when it cannot, which is the default.
     fn attention_layers(&self) -> &[LayerKind] {
         &[]
+    }
+    /// Switches timers of operators on or off, between steps; what they took since they were last switched on, the longest
+    /// first. While they are on, steps take longer. A backend without timers reports nothing, which is the default.
+    fn time_operators(&mut self, _on: bool) -> Result<Vec<OperatorTime>, BackendError> {
+        Ok(Vec::new())
     }
     /// Starts a step; what is needed of it later is copied. At most [`Limits::in_flight`] are open.
     fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError>;

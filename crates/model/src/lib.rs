@@ -6,6 +6,7 @@
 pub mod checkpoint;
 pub mod config;
 pub mod digest;
+pub mod floors;
 pub mod formats;
 pub mod geometry;
 pub mod inventory;

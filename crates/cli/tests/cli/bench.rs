@@ -108,6 +108,69 @@ fn the_engine_is_measured_without_a_server() {
 }
 
 #[test]
+fn operators_of_steps_are_measured_beside_their_floors() {
+    let (folder, cpu) = (tempfile::tempdir().unwrap(), ["--backend", "cpu", "--kv-cache-memory-bytes", "64M"]);
+    let few = ["--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--steps", "2"];
+    let measure = |more: &[&'static str]| [&["bench", "kernels"][..], &cpu, &few, more].concat();
+    let file = folder.path().join("kernels.json");
+    let options = measure(&["--batch", "1,2", "--depth", "512,2K", "--json"]);
+    let text = printed(&[&options[..], &[file.to_str().unwrap()]].concat());
+    for part in ["GB/s", "1 sequence behind 512 tokens", "2 sequences behind 2,048 tokens each", "a chunk of 64 tokens"]
+    {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+    let json: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    assert!(
+        json["probe"]["read_bytes_per_s"].as_f64().unwrap() > 0.0 && json["probe"]["launch_us"].is_null(),
+        "{json}"
+    );
+    let points = json["points"].as_array().unwrap();
+    let of = |point: &Value| ["batch_size", "tokens", "context_len"].map(|name| point[name].as_u64().unwrap());
+    let expected = [[1, 1, 512], [2, 1, 512], [1, 64, 512], [1, 1, 2048], [2, 1, 2048], [1, 64, 2048]];
+    assert_eq!(points.iter().map(of).collect::<Vec<_>>(), expected);
+    for point in points {
+        let operators = point["operators"].as_array().unwrap();
+        let one = |name: &str| operators.iter().find(|operator| operator["operator"] == name);
+        let sum: f64 = operators.iter().map(|operator| operator["us"].as_f64().unwrap()).sum();
+        assert!(
+            point["step_ms"].as_f64().unwrap() > 0.0
+                && (sum / point["operators_us"].as_f64().unwrap() - 1.0).abs() < 1e-9
+        );
+        let wq_b = one("wq_b").unwrap();
+        assert_eq!(wq_b["calls"], 5.0, "{wq_b}");
+        let ratio = wq_b["us"].as_f64().unwrap() / wq_b["floor_us"].as_f64().unwrap();
+        assert!((wq_b["ratio"].as_f64().unwrap() / ratio - 1.0).abs() < 1e-9 && ratio > 0.0, "{wq_b}");
+        assert_eq!(one("router choice").unwrap()["floor_us"], Value::Null);
+        assert_eq!(one("lm_head").is_some(), point["kind"] == "decode", "{point}");
+    }
+    let json = printed_json(&measure(&[
+        "--batch",
+        "1",
+        "--depth",
+        "1K",
+        "--no-prefill",
+        "--max-model-len",
+        "1K",
+        "--json",
+        "-",
+    ]));
+    // The last steps end where the context does.
+    assert_eq!((json["points"].as_array().unwrap().len(), &json["points"][0]["context_len"]), (1, &768.into()));
+    refused(&measure(&["--depth", "100"]), &["--depth 100", "blocks of 256"]);
+    refused(&measure(&["--depth", "2K", "--max-model-len", "1K"]), &["--depth 2048", "--max-model-len"]);
+    refused(
+        &["bench", "kernels", "--backend", "cpu", "--batch", "65", "--max-num-batched-tokens", "64"],
+        &["--batch 65", "--max-num-batched-tokens"],
+    );
+    refused(
+        &measure(&["--batch", "30", "--depth", "2K"]),
+        &["30 sequences behind 2,048 tokens", "--kv-cache-memory-bytes"],
+    );
+    refused(&measure(&["--num-speculative-tokens", "2"]), &["without drafts"]);
+    refused(&["bench", "kernels", "flash", "--load-format", "dummy", "--backend", "cpu"], &["made on a GPU"]);
+}
+
+#[test]
 fn top_shows_a_server_and_says_why_it_cannot() {
     let server = Server::start::<&str>(&[]);
     printed(&load(&server, "--requests 2 --sessions 1 --input-len 600 --output-len 4"));

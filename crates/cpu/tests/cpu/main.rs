@@ -14,3 +14,4 @@ mod sampled;
 mod served;
 mod spy;
 mod tiers;
+mod timers;

@@ -5,9 +5,9 @@ use std::sync::mpsc;
 use std::time::Instant;
 
 use longwave_cuda::backend::{CudaBackend, CudaOptions, Load};
-use longwave_cuda::timers::OperatorTime;
+use longwave_engine::operators::OperatorTime;
 use longwave_engine::request::{Event, FinishReason, Request};
-use longwave_engine::step::Token;
+use longwave_engine::step::{Backend, Token};
 use longwave_engine::{Engine, EngineOptions};
 use longwave_model::{CacheFormats, IndexFormat, MainFormat, presets};
 

@@ -29,8 +29,12 @@ fn large_reads_and_copies_are_measured() {
         moved as f64 / times[times.len() / 2] / 1e6
     };
     let (reads, copies) = (best(&read, BYTES), best(&copy, 2 * BYTES));
+    let measured = longwave_cuda::roofs::measure(rig.context.gpu(), 1 << 30).unwrap();
+    println!("{measured:?}");
     println!("roofs on {}: read {reads:.2} TB/s, copy {copies:.2} TB/s", rig.context.gpu().name);
     let copied = to.read(&rig.stream).unwrap();
     assert!(copied.iter().all(|&b| b == 3), "the copy is wrong");
     assert!(reads > 0.1 && copies > 0.1, "{reads} {copies}");
+    let ratio = measured.roofs.read_bytes_per_s / 1e12 / reads;
+    assert!((0.5..2.0).contains(&ratio) && measured.launch_us > 0.1, "{measured:?} beside {reads} TB/s");
 }

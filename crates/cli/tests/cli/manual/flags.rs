@@ -18,7 +18,9 @@ fn known() -> BTreeMap<String, Vec<String>> {
         let mut own = flags(&printed(&[name, "--help"]));
         if name == "bench" {
             own.extend(
-                ["serve", "latency", "throughput"].iter().flat_map(|what| flags(&printed(&[name, what, "--help"]))),
+                ["serve", "latency", "throughput", "kernels"]
+                    .iter()
+                    .flat_map(|what| flags(&printed(&[name, what, "--help"]))),
             );
         }
         all.insert(name.to_owned(), own);
