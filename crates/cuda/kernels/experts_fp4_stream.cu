@@ -6,23 +6,23 @@
 //
 // Codes become e4m3 in registers and go to the tensor cores as A, 64 rows of a warpgroup; pairs' codes are B as they are. A block of
 // 128 columns is one sum there, scaled by the pair's scale and added up in float: even column blocks are one part and odd ones another,
-// whose sum is multiplied by the row's factor. A pair's result has the same bits whatever
-// else is in its group, and from either kernel. Needs rows % 16 == 0, cols % 128 == 0.
+// whose sum is multiplied by the row's factor. A pair's result has the same bits whatever else is in its group, from either kernel.
+// Needs rows % 16 == 0, cols % 128 == 0.
 #include <stdint.h>
 
 #include "common/cluster.cuh"
+#include "common/copy.cuh"
+#include "common/experts_fp8.cuh"
 #include "common/overlap.cuh"
 #include "common/tiles.cuh"
-
-#include "common/experts_fp8.cuh"
 #include "common/wgmma.cuh"
 #include "common/wgmma_fp8.cuh"
 
 namespace {
 
-constexpr unsigned PARTS = 2, THREADS = 128 * PARTS, TILE = 64, BLOCK = 128;
-// Column blocks of a thread's weights on their way.
-constexpr int AHEAD = 4;
+constexpr unsigned THREADS = 128, TILE = 64, BLOCK = 128;
+// Column blocks of a thread's weights on their way, and blocks of a multiprocessor.
+constexpr int AHEAD = 8, RESIDENT = 3;
 
 using Operands = longwave::ExpertOperands;
 
@@ -35,18 +35,37 @@ __device__ __forceinline__ void add_block(float (&total)[4], float (&product)[4]
     total[3] = fmaf(product[3], scales.y, total[3]);
 }
 
-// Blocks stay and have a share of all tiles (64 rows of a group), which are neighbours; weights of the next tile are on their way
-// while a tile ends. Shared memory: a row of 128 bytes of eight pairs for each column block, then their scales. WHOLE: every part's
+// A group's inputs, in shared memory: a row of 128 bytes of eight pairs for each column block, and their scales.
+__device__ __forceinline__ void copy_inputs(const Operands& o, unsigned pair, unsigned pairs, uint32_t inputs, float* scales) {
+    const unsigned blocks = o.cols / BLOCK;
+    for (unsigned i = threadIdx.x; i < pairs * blocks * 8; i += THREADS) {
+        const unsigned n = i / (blocks * 8), piece = i % (blocks * 8);
+        const uint8_t* x = o.x + size_t(o.input_of(pair + n)) * o.cols + 16 * piece;
+        longwave::copy_16(inputs + piece / 8 * 1024 + n * 128 + ((piece % 8 ^ n) << 4), x);
+    }
+    for (unsigned i = threadIdx.x; i < pairs * blocks; i += THREADS) {
+        const unsigned n = i / blocks, block = i % blocks;
+        longwave::copy_4(longwave::shared_address(scales + 8 * block + n), o.x_scales + size_t(o.input_of(pair + n)) * blocks + block);
+    }
+    longwave::commit_copies();
+    longwave::wait_copies<0>();
+}
+
+template <bool VALUE>
+struct Flag {
+    static constexpr bool value = VALUE;
+};
+
+// Blocks stay and have a share of all tiles (64 rows of a group), which are neighbours; a thread's weights of the next AHEAD column
+// blocks are on their way, those of the next tile while a tile ends. Even column blocks are one sum and odd ones another. WHOLE:
 // column blocks are a multiple of AHEAD.
 template <bool WHOLE>
 __device__ __forceinline__ void experts(const Operands& o) {
     extern __shared__ __align__(1024) uint8_t memory[];
-    __shared__ float sums[2][PARTS][8][TILE + 4];
     __shared__ __align__(8) uint8_t powers[8 * longwave::EXPERT_POWERS];
-    longwave::fill_powers(powers);
-    const unsigned part = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const unsigned warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const unsigned g = lane / 4, c = lane % 4, blocks = o.cols / BLOCK;
-    const unsigned of_group = (o.rows + TILE - 1) / TILE, tiles = o.used_groups<THREADS>() * of_group;
+    const unsigned of_group = (o.rows + TILE - 1) / TILE, tiles = o.used_groups_of_warp() * of_group;
     const unsigned share = tiles / gridDim.x, rest = tiles % gridDim.x;
     const unsigned begin = blockIdx.x * share + min(blockIdx.x, rest), end = begin + share + (blockIdx.x < rest);
     if (begin == end) {
@@ -55,97 +74,102 @@ __device__ __forceinline__ void experts(const Operands& o) {
     const uint32_t inputs = longwave::shared_address(memory);
     float* const pair_scales = reinterpret_cast<float*>(memory + 8 * size_t(o.cols));
 
-    // The weights that are loaded next: AHEAD column blocks of this part from `coming_block` on.
+    // The weights that are loaded next: AHEAD column blocks from `coming_block` on.
     longwave::ExpertTile from;
-    unsigned coming = begin, coming_block = part;
+    unsigned coming = begin, coming_block = 0, coming_expert = __ldcg(o.groups + 3 * (begin / of_group));
     const auto find = [&]() {
         // Behind the last rows a warp computes the last ones again and stores nothing.
         const unsigned row = min(coming % of_group * TILE + 16 * warp, o.rows - 16);
-        from.find(o.w, o.w_scales, size_t(o.groups[3 * (coming / of_group)]) * o.rows + row, o.cols);
-        from.skip(part);
+        from.find(o.w, o.w_scales, size_t(coming_expert) * o.rows + row, o.cols);
     };
     longwave::ExpertWeights ahead[AHEAD] = {};
     const auto load = [&](int a) {
         // Without a condition: with one, the compiler copies what comes, and a copy waits for it.
-        if (WHOLE || coming_block + a * PARTS < blocks) {
-            ahead[a] = from.load(a * PARTS);
+        if (WHOLE || coming_block + a < blocks) {
+            ahead[a] = from.load(a);
         }
     };
+    // False behind the last tile.
     const auto advance = [&]() {
-        const longwave::ExpertTile last = from;
-        coming_block += AHEAD * PARTS;
-        from.skip(AHEAD * PARTS);
+        coming_block += AHEAD;
+        from.skip(AHEAD);
         if (coming_block >= blocks) {
-            coming_block = blocks;
-            if (coming + 1 < end) {
-                coming++;
-                coming_block = part;
-                find();
-            } else {
-                // Behind the last tile its last weights come again.
-                from = last;
+            if (++coming == end) {
+                return false;
             }
+            coming_block = 0;
+            if (coming % of_group == 0) {
+                coming_expert = __ldcg(o.groups + 3 * (coming / of_group));
+            }
+            find();
         }
+        return true;
     };
     find();
 #pragma unroll
     for (int a = 0; a < AHEAD; a++) {
         load(a);
     }
-    unsigned group = ~0u, expert = 0, pair = 0, pairs = 0;
+    unsigned group, expert, pair, pairs;
+    const auto enter = [&](unsigned tile) {
+        group = tile / of_group;
+        expert = __ldcg(o.groups + 3 * group);
+        pair = __ldcg(o.groups + 3 * group + 1);
+        pairs = __ldcg(o.groups + 3 * group + 2);
+    };
+    enter(begin);
+    longwave::fill_powers(powers);
     float product[4] = {};
     for (unsigned t = begin; t < end; t++) {
-        if (t / of_group != group) {
-            // Nobody reads the last group's inputs any more: all threads were at the barrier of its sums.
-            group = t / of_group;
-            expert = o.groups[3 * group];
-            pair = o.groups[3 * group + 1];
-            pairs = o.groups[3 * group + 2];
-            for (unsigned i = threadIdx.x; i < pairs * blocks * 8; i += THREADS) {
-                const unsigned n = i / (blocks * 8), piece = i % (blocks * 8), block = piece / 8;
-                const uint8_t* x = o.x + size_t(o.input_of(pair + n)) * o.cols + 16 * piece;
-                longwave::write_16(inputs + block * 1024 + n * 128 + ((piece % 8 ^ n) << 4), __ldg(reinterpret_cast<const uint4*>(x)));
+        if (t == begin || t / of_group != group) {
+            if (t > begin) {
+                // Everybody is done with the last group's inputs.
+                __syncthreads();
+                enter(t);
             }
-            for (unsigned i = threadIdx.x; i < 8 * blocks; i += THREADS) {
-                pair_scales[i] = __ldg(o.x_scales + size_t(o.input_of(pair + min(i % 8, pairs - 1))) * blocks + i / 8);
-            }
+            copy_inputs(o, pair, pairs, inputs, pair_scales);
             longwave::fence_shared();
             __syncthreads();
         }
-        // Of the row that this thread adds the parts of.
-        const unsigned r = threadIdx.x % TILE, to = t % of_group * TILE + r;
-        const float factor = to < o.rows ? __ldg(o.w_factors + size_t(expert) * o.rows + to) : 0.f;
+        const unsigned row = t % of_group * TILE + 16 * warp + g;
+        const bool stores = row < o.rows;
+        const float* factors = o.w_factors + size_t(expert) * o.rows + row;
+        const float low = stores ? __ldg(factors) : 0.f, high = stores ? __ldg(factors + 8) : 0.f;
         const float2* own_scales = reinterpret_cast<const float2*>(pair_scales) + c;
-        float total[4] = {};
-        for (unsigned start = part; start < blocks; start += AHEAD * PARTS) {
-            advance();
+        float total[2][4] = {};
+        for (unsigned start = 0; start < blocks; start += AHEAD) {
+            const auto add = [&](auto loads) {
 #pragma unroll
-            for (unsigned i = 0; i < AHEAD; i++) {
-                const unsigned block = start + i * PARTS;
-                if (WHOLE || block < blocks) {
+                for (int i = 0; i < AHEAD; i++) {
+                    const unsigned block = start + i;
+                    const bool is = WHOLE || block < blocks;
                     uint32_t a[4][4];
-                    longwave::widen_block(ahead[i], powers, a);
-                    load(i);
-                    add_block(total, product, a, inputs + block * 1024, own_scales[block * 4]);
-                } else {
-                    load(i);
+                    if (is) {
+                        longwave::widen_block(ahead[i], powers, a);
+                    }
+                    if constexpr (loads.value) {
+                        load(i);
+                    }
+                    if (is) {
+                        add_block(total[i % 2], product, a, inputs + block * 1024, own_scales[block * 4]);
+                    }
                 }
+            };
+            if (advance()) {
+                add(Flag<true>());
+            } else {
+                add(Flag<false>());
             }
         }
-        // The parts, added in order. Two buffers take turns.
-        float(&of_tile)[PARTS][8][TILE + 4] = sums[t % 2];
-        of_tile[part][2 * c][16 * warp + g] = total[0];
-        of_tile[part][2 * c + 1][16 * warp + g] = total[1];
-        of_tile[part][2 * c][16 * warp + g + 8] = total[2];
-        of_tile[part][2 * c + 1][16 * warp + g + 8] = total[3];
-        __syncthreads();
-        for (unsigned p = threadIdx.x / TILE; p < pairs && to < o.rows; p += THREADS / TILE) {
-            float sum = of_tile[0][p][r];
+        if (stores) {
 #pragma unroll
-            for (unsigned v = 1; v < PARTS; v++) {
-                sum += of_tile[v][p][r];
+            for (unsigned n = 0; n < 2; n++) {
+                if (2 * c + n < pairs) {
+                    float* y = o.y + size_t(pair + 2 * c + n) * o.rows + row;
+                    y[0] = (total[0][n] + total[1][n]) * low;
+                    y[8] = (total[0][2 + n] + total[1][2 + n]) * high;
+                }
             }
-            o.y[size_t(pair + p) * o.rows + to] = sum * factor;
         }
     }
 }
@@ -163,13 +187,14 @@ __device__ __forceinline__ uint32_t arrange(uint32_t low, uint32_t high) {
 
 }  // namespace
 
-// Grid: twice as many blocks as multiprocessors, 256 threads. Dynamic shared memory: 8 cols + cols / 4 bytes. For columns that are a
-// multiple of 1,024, and others.
+// Grid: three times as many blocks as multiprocessors, 128 threads. Dynamic shared memory: 8 cols + cols / 4 bytes. For columns that
+// are a multiple of 1,024, and others.
 #define ENTRY(name, whole)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)                                                      \
         name(const uint8_t* w, const uint8_t* w_scales, const float* w_factors, const uint8_t* x, const float* x_scales, \
              const int* groups, const unsigned* inputs, float* y, unsigned rows, unsigned cols, unsigned group_count) {  \
-        longwave::overlap();                                                                                             \
+        longwave::wait_before();                                                                                         \
+        longwave::start_next();                                                                                          \
         experts<whole>({w, w_scales, w_factors, x, x_scales, groups, inputs, y, rows, cols, group_count});               \
     }
 

@@ -39,6 +39,16 @@ struct ExpertOperands {
         }
         return used;
     }
+
+    // The same, which each warp that calls it counts for itself.
+    __device__ __forceinline__ unsigned used_groups_of_warp() const {
+        unsigned used = 0;
+#pragma unroll 4
+        for (unsigned i = threadIdx.x % 32; i < group_count; i += 32) {
+            used += __ldcg(groups + 3 * i + 2) > 0;
+        }
+        return __reduce_add_sync(0xffffffffu, used);
+    }
 };
 
 // A thread's weights of a column block: rows g and g + 8, with lane = 4 g + c.

@@ -25,19 +25,26 @@ __device__ __forceinline__ uint8_t expert_entry(unsigned p, unsigned m) {
     return __nv_cvt_float_to_fp8(ldexpf(magnitude, static_cast<int>(p) - 25), __NV_SATFINITE, __NV_E4M3);
 }
 
-// Fills the table: 256 bytes, by the first 256 threads.
+// Fills the table, 256 bytes.
 __device__ __forceinline__ void fill_powers(uint8_t* table) {
-    if (threadIdx.x < 8 * EXPERT_POWERS) {
-        table[threadIdx.x] = expert_entry(threadIdx.x / 8, threadIdx.x % 8);
+    for (unsigned i = threadIdx.x; i < 8 * EXPERT_POWERS; i += blockDim.x) {
+        table[i] = expert_entry(i / 8, i % 8);
     }
+}
+
+// The entries that a selector's lower four nibbles, each below eight, name. __byte_perm would mask the selector once more.
+__device__ __forceinline__ uint32_t select(uint2 entries, uint32_t selector) {
+    uint32_t four;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(four) : "r"(entries.x), "r"(entries.y), "r"(selector));
+    return four;
 }
 
 // Eight codes, with a power's eight entries. Bits 4 k to 4 k + 2 are code k's magnitude; bit 8 k + 7 is the sign of code k, bit
 // 8 k + 3 that of code 4 + k.
 __device__ __forceinline__ void widen_e2m1(uint32_t codes, uint2 entries, uint32_t& low, uint32_t& high) {
     const uint32_t magnitudes = codes & 0x77777777u;
-    low = __byte_perm(entries.x, entries.y, magnitudes) | (codes & 0x80808080u);
-    high = __byte_perm(entries.x, entries.y, magnitudes >> 16) | (codes << 4 & 0x80808080u);
+    low = select(entries, magnitudes) | (codes & 0x80808080u);
+    high = select(entries, magnitudes >> 16) | (codes << 4 & 0x80808080u);
 }
 
 // A thread's e4m3 codes of four groups of 32 columns: rows g and g + 8 as wgmma takes them.

@@ -228,7 +228,7 @@ impl Experts {
             let arguments = [&weights[..], &[Argument::Pointer(p.w_factors)], &pointers, &sizes].concat();
             let (kernel, shared_bytes, grid) = if p.group == GROUPS[0] {
                 let kernel = &hopper.stream[usize::from(!p.cols.is_multiple_of(WHOLE))];
-                (kernel, stream_bytes(p.cols), Grid::new(2 * self.multiprocessors, 256))
+                (kernel, stream_bytes(p.cols), Grid::new(3 * self.multiprocessors, 128))
             } else {
                 (&hopper.wide, WIDE_BYTES, Grid::new(self.multiprocessors, 512))
             };

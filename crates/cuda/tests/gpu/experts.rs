@@ -91,7 +91,7 @@ impl Operands {
             }
             "experts_fp4_stream_whole" | "experts_fp4_stream_any" => {
                 arguments.push((groups as u32).into());
-                Grid::new(264, 256)
+                Grid::new(396, 128)
             }
             _ => {
                 arguments.push((groups as u32).into());

@@ -288,7 +288,7 @@ fn flash_layers_are_measured() {
         shared_inner: inner as u32,
     };
     let bias = rig.put(&vec![0.0f32; count]);
-    for tokens in [1usize, 8, 32, 512, 2048] {
+    for tokens in [1usize, 2, 4, 8, 32, 512, 2048] {
         let x = rig.arena.slice::<u8>(tokens * width).unwrap();
         x.fill(&rig.stream, 0x2a).unwrap();
         let x_scales = rig.put(&vec![0.01f32; tokens * width / 128]);
