@@ -24,13 +24,14 @@ __device__ __forceinline__ void multiply(float (&d)[4], uint4 low, uint4 high, u
     longwave::mma_bf16(d, second, x.z, x.w);
 }
 
-// TILES tiles of eight tokens, of which blockIdx.y says which; a thread has AHEAD column blocks of weights on their way.
+// TILES tiles of eight tokens, of which blockIdx.y says which; a thread has AHEAD column blocks of weights on their way. `block`
+// says which rows.
 template <int TILES, int SPLIT, int AHEAD>
 __device__ __forceinline__ void few(const uint16_t* __restrict__ w, const uint16_t* __restrict__ x, float* __restrict__ y,
-                                    unsigned rows, unsigned cols, unsigned tokens) {
+                                    unsigned rows, unsigned cols, unsigned tokens, unsigned block) {
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     const unsigned blocks = cols / BLOCK, part = warp % SPLIT;
-    const unsigned first = (blockIdx.x * (WARPS / SPLIT) + warp / SPLIT) * ROWS;
+    const unsigned first = (block * (WARPS / SPLIT) + warp / SPLIT) * ROWS;
     const uint16_t* low = w + size_t(min(first + g, rows - 1)) * cols + 8 * c;
     const uint16_t* high = w + size_t(min(first + g + 8, rows - 1)) * cols + 8 * c;
     const unsigned first_token = blockIdx.y * TILES * 8;
@@ -86,7 +87,7 @@ __device__ __forceinline__ void few(const uint16_t* __restrict__ w, const uint16
     __syncthreads();
     for (unsigned i = threadIdx.x; i < WARPS / SPLIT * TILES * 8 * ROWS; i += WARPS * 32) {
         const unsigned row = i % ROWS, group = i / ROWS % (WARPS / SPLIT), token = i / ROWS / (WARPS / SPLIT);
-        const unsigned to = (blockIdx.x * (WARPS / SPLIT) + group) * ROWS + row;
+        const unsigned to = (block * (WARPS / SPLIT) + group) * ROWS + row;
         if (token < tokens && to < rows) {
             float sum = 0.f;
 #pragma unroll
@@ -206,7 +207,7 @@ __device__ __forceinline__ void many(const uint16_t* __restrict__ w, const uint1
 #define FEW(name, tiles, split, ahead, resident)                                                                         \
     extern "C" __global__ void __launch_bounds__(WARPS * 32, resident) linear_bf16_##name(PARAMETERS) {                  \
         longwave::start_next();                                                                                          \
-        few<tiles, split, ahead>(w, x, y, rows, cols, tokens);                                                           \
+        few<tiles, split, ahead>(w, x, y, rows, cols, tokens, blockIdx.x);                                                           \
     }
 #define MANY(split)                                                                                                      \
     extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) linear_bf16_many_##split(PARAMETERS) {                   \
@@ -231,5 +232,18 @@ FEW(4_2, 4, 2, 1, 1)
 // At most 8 tokens, from 2048 columns on, so few rows that each multiprocessor has one block: all weights of 4096 columns are on
 // their way before the kernel before this one ends.
 FEW(deep, 1, 8, 4, 1)
+
+// Three matrices of the same inputs, at most 8 tokens, from 2048 columns on. Grid: the row tiles of all.
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 2)
+linear_bf16_three(const uint16_t* w0, const uint16_t* w1, const uint16_t* w2, float* y0, float* y1, float* y2, unsigned rows0, unsigned rows1,
+                  unsigned rows2, const uint16_t* x, unsigned cols, unsigned tokens) {
+    longwave::start_next();
+    const unsigned first = (rows0 + ROWS - 1) / ROWS, second = first + (rows1 + ROWS - 1) / ROWS;
+    const unsigned which = (blockIdx.x >= first) + (blockIdx.x >= second);
+    const unsigned before = which == 0 ? 0 : which == 1 ? first : second;
+    few<1, 8, 2>(which == 0 ? w0 : which == 1 ? w1 : w2, x, which == 0 ? y0 : which == 1 ? y1 : y2,
+                 which == 0 ? rows0 : which == 1 ? rows1 : rows2, cols, tokens, blockIdx.x - before);
+}
+
 MANY(8)
 MANY(2)

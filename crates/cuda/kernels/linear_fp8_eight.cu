@@ -3,8 +3,8 @@
 // linear_fp8_wide.cu, which takes more tokens. linear_fp8.md has floor, design and measured steps.
 //
 // Weights go from memory to registers and from there to the tensor cores (A), with no copy engine and no barriers in between. The
-// warps of a block have the same sixteen weight rows and take turns with the column blocks. Inputs of the four blocks of a warpgroup lie
-// beside each other as columns of B; of its products a warp uses those with its own. Sums of column blocks meet in shared
+// warps of a block have the same sixteen weight rows and take turns with the column blocks. Inputs of the four blocks of a warpgroup are
+// columns of B; of its products a warp uses those with its own. Sums of column blocks meet in shared
 // memory, where they are scaled and added one after the other. Needs rows % 16 == 0 (128 with several groups), cols % 128 == 0.
 #include <stdint.h>
 
@@ -17,13 +17,13 @@
 
 namespace {
 
-constexpr unsigned BLOCK = 128, ROWS = 16, TOKENS = 8, WARPS = 8, THREADS = 32 * WARPS;
+constexpr unsigned BLOCK = 128, ROWS = 16, WARPS = 8, THREADS = 32 * WARPS;
 // Column blocks of a thread's weights on their way.
 constexpr unsigned AHEAD = 4;
 // Column blocks at most.
 constexpr unsigned MOST = 128;
-// Sums of a column block: those of a token lie so that a warp's writes meet no bank twice.
-constexpr unsigned OF_TOKEN = ROWS + 4, OF_BLOCK = TOKENS * OF_TOKEN;
+// Sums of a row lie beside each other, and rows so that who adds four at once meets no bank twice.
+constexpr unsigned PAD = 4;
 
 struct Operands {
     const uint8_t* w;
@@ -65,21 +65,22 @@ struct Weights {
     }
 };
 
-// Brings the inputs of a group and their scales to shared memory: for each column block eight tokens' rows of 128 bytes, columns in
-// the order in which lanes have them. All threads of the block call it.
+// Brings the inputs of a group and their scales to shared memory: for each column block TOKENS rows of 128 bytes, columns in the order
+// in which lanes have them. All threads of the block call it.
+template <unsigned TOKENS>
 __device__ __forceinline__ void bring_inputs(const Operands& o, unsigned group, uint32_t inputs, float* scales) {
     const unsigned blocks = o.cols / BLOCK, steps = 4 * blocks;
     for (unsigned i = threadIdx.x; i < o.tokens * steps; i += THREADS) {
         const unsigned n = i / steps, step = i % steps;
         const uint4* x = reinterpret_cast<const uint4*>(o.x + (size_t(n) * o.groups + group) * o.cols + 32 * step);
         const uint4 v = __ldg(x), w = __ldg(x + 1);
-        const uint32_t row = inputs + step / 4 * TOKENS * BLOCK + n * BLOCK, piece = step % 4 * 2;
-        longwave::write_16(row + ((piece ^ n) << 4), make_uint4(v.x, w.x, v.z, w.z));
-        longwave::write_16(row + ((piece + 1 ^ n) << 4), make_uint4(v.y, w.y, v.w, w.w));
+        const unsigned row = step / 4 * TOKENS + n, piece = step % 4 * 2;
+        longwave::write_16(inputs + row * BLOCK + ((piece ^ row % 8) << 4), make_uint4(v.x, w.x, v.z, w.z));
+        longwave::write_16(inputs + row * BLOCK + ((piece + 1 ^ row % 8) << 4), make_uint4(v.y, w.y, v.w, w.w));
     }
     for (unsigned i = threadIdx.x; i < o.tokens * blocks; i += THREADS) {
         const unsigned n = i / blocks, block = i % blocks;
-        scales[block * TOKENS + n] = __ldg(o.x_scales + (size_t(n) * o.groups + group) * blocks + block);
+        scales[n * MOST + block] = __ldg(o.x_scales + (size_t(n) * o.groups + group) * blocks + block);
     }
     longwave::fence_shared();
     __syncthreads();
@@ -95,14 +96,37 @@ __device__ __forceinline__ float select(const float (&products)[16], unsigned pa
     return own;
 }
 
+// Writes a lane's products of the column block `part` of four, whatever the others are: rows g and g + 8, `next` and eight `next` apart from
+// another, of tokens that are ROWS `next` apart.
+__device__ __forceinline__ void write_own(const float (&product)[16], unsigned part, float* to, unsigned next) {
+    const unsigned lane = threadIdx.x % 32;
+    to += (lane % 4 * 2 * ROWS + lane / 4) * next;
+#pragma unroll
+    for (unsigned v = 0; v < 4; v++) {
+        to[(v % 2 * ROWS + v / 2 * 8) * next] = select(product, part, v);
+    }
+}
+
+// The same of two tokens: all four blocks are eight columns, of which a lane has two.
+__device__ __forceinline__ void write_own(const float (&product)[4], unsigned part, float* to, unsigned next) {
+    const unsigned lane = threadIdx.x % 32;
+    if (lane % 4 == part) {
+        to += lane / 4 * next;
+#pragma unroll
+        for (unsigned v = 0; v < 4; v++) {
+            to[(v % 2 * ROWS + v / 2 * 8) * next] = product[v];
+        }
+    }
+}
+
 // A block has a share of all tiles of sixteen rows, which are neighbours. A warp has STEPS column blocks of a tile, or a multiple of
 // AHEAD; behind the last one are some that nobody uses. With several groups STEPS is AHEAD. Shared memory: inputs of all these column
-// blocks, then sums (two buffers for less than AHEAD steps), then the inputs' scales.
-template <unsigned STEPS>
+// blocks for TOKENS tokens, then sums (two buffers for less than AHEAD steps).
+template <unsigned STEPS, unsigned TOKENS>
 __device__ __forceinline__ void products(const Operands& o) {
     constexpr unsigned BUFFERS = STEPS < AHEAD ? 2 : 1;
     extern __shared__ __align__(1024) uint8_t memory[];
-    __shared__ float row_scales[2][MOST];
+    __shared__ __align__(16) float row_scales[2][MOST], scales[TOKENS * MOST];
     // The same for all lanes, and known to be.
     const unsigned warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     const unsigned blocks = o.cols / BLOCK, steps = STEPS < AHEAD ? STEPS : (blocks + WARPS * AHEAD - 1) / (WARPS * AHEAD) * AHEAD;
@@ -110,7 +134,7 @@ __device__ __forceinline__ void products(const Operands& o) {
     const unsigned begin = blockIdx.x * share + min(blockIdx.x, rest), end = begin + share + (blockIdx.x < rest);
     const uint32_t inputs = longwave::shared_address(memory);
     float* const sums = reinterpret_cast<float*>(memory + steps * WARPS * TOKENS * BLOCK);
-    float* const scales = sums + BUFFERS * steps * WARPS * OF_BLOCK;
+    const unsigned of_row = steps * WARPS + PAD;
 
     // The weights that are loaded next. Tiles are neighbours, in memory too.
     const uint8_t* from = o.w + (size_t(begin) * ROWS + g) * o.cols + warp * BLOCK + 16 * c;
@@ -134,10 +158,10 @@ __device__ __forceinline__ void products(const Operands& o) {
         const float* at = o.w_scales + size_t(tile * ROWS / BLOCK) * blocks + threadIdx.x;
         return tile < end && threadIdx.x < blocks ? longwave::load_now(at) : 0.f;
     };
-    float product[16] = {};
+    float product[2 * TOKENS] = {};
     // Sums of a tile, whose weights are in `ahead` from `place` on.
     const auto add_tile = [&](unsigned t, unsigned place, float& scale) {
-        float* const of_tile = sums + (BUFFERS == 1 ? 0 : t % 2 * steps * WARPS * OF_BLOCK);
+        float* const of_tile = sums + (BUFFERS == 1 ? 0 : t % 2 * TOKENS * ROWS * of_row);
         for (unsigned start = 0; start < steps; start += STEPS) {
 #pragma unroll
             for (unsigned i = 0; i < STEPS; i++) {
@@ -146,11 +170,7 @@ __device__ __forceinline__ void products(const Operands& o) {
                 load(place + i, i);
                 const unsigned step = (start + i) * WARPS;
                 longwave::sum_block(product, a, inputs + (step + warp / 4 * 4) * TOKENS * BLOCK);
-                float* const to = of_tile + (step + warp) * OF_BLOCK + 2 * c * OF_TOKEN + g;
-#pragma unroll
-                for (unsigned v = 0; v < 4; v++) {
-                    to[v % 2 * OF_TOKEN + v / 2 * 8] = select(product, warp % 4, v);
-                }
+                write_own(product, warp % 4, of_tile + step + warp, of_row);
             }
             advance();
         }
@@ -161,11 +181,20 @@ __device__ __forceinline__ void products(const Operands& o) {
         __syncthreads();
         if (threadIdx.x < o.tokens * ROWS) {
             const unsigned token = threadIdx.x / ROWS, row = threadIdx.x % ROWS;
-            const float *of_row = of_tile + token * OF_TOKEN + row, *of_token = scales + token, *of_rows = row_scales[t % 2];
+            const float *own = of_tile + threadIdx.x * of_row, *of_token = scales + token * MOST, *of_rows = row_scales[t % 2];
+            const auto four = [](const float* from) { return *reinterpret_cast<const float4*>(from); };
             float total = 0.f;
-#pragma unroll 8
-            for (unsigned b = 0; b < blocks; b++) {
-                total = fmaf(of_row[b * OF_BLOCK], of_rows[b] * of_token[b * TOKENS], total);
+            unsigned b = 0;
+#pragma unroll 4
+            for (; b + 4 <= blocks; b += 4) {
+                const float4 p = four(own + b), x = four(of_token + b), w = four(of_rows + b);
+                total = fmaf(p.x, w.x * x.x, total);
+                total = fmaf(p.y, w.y * x.y, total);
+                total = fmaf(p.z, w.z * x.z, total);
+                total = fmaf(p.w, w.w * x.w, total);
+            }
+            for (; b < blocks; b++) {
+                total = fmaf(own[b], of_rows[b] * of_token[b], total);
             }
             o.y[size_t(token) * o.groups * o.rows + t * ROWS + row] = total;
         }
@@ -177,11 +206,17 @@ __device__ __forceinline__ void products(const Operands& o) {
             advance();
         }
     }
+    // What does not fit registers comes as far as the L2, if it is of the first tile or the next one.
+    if (STEPS == AHEAD && lane < ROWS && coming < end && coming <= begin + 1) {
+        for (unsigned block = coming_block; block < blocks; block += WARPS) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(o.w + size_t(coming * ROWS + lane) * o.cols + block * BLOCK));
+        }
+    }
     float scale = scale_of(begin);
     // Weights are on their way while the kernels before this one end.
     longwave::wait_before();
     if (STEPS < AHEAD) {
-        bring_inputs(o, 0, inputs, scales);
+        bring_inputs<TOKENS>(o, 0, inputs, scales);
         for (unsigned t = begin; t < end; t += AHEAD / STEPS) {
 #pragma unroll
             for (unsigned j = 0; j < AHEAD / STEPS; j++) {
@@ -200,7 +235,7 @@ __device__ __forceinline__ void products(const Operands& o) {
             }
             if (t / of_group != group) {
                 group = t / of_group;
-                bring_inputs(o, group, inputs, scales);
+                bring_inputs<TOKENS>(o, group, inputs, scales);
             }
             add_tile(t, 0, scale);
         }
@@ -210,14 +245,16 @@ __device__ __forceinline__ void products(const Operands& o) {
 }  // namespace
 
 // Grid: at most twice as many blocks as multiprocessors, 256 threads. Dynamic shared memory: see linear_fp8.rs. For up to 16 column blocks
-// in one group, and up to 128.
-#define ENTRY(steps)                                                                                                     \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) linear_fp8_eight_##steps(                                   \
+// in one group, and up to 128; for two tokens, and eight.
+#define ENTRY(steps, most)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) linear_fp8_eight_##steps##_##most(                          \
         const uint8_t* w, const float* w_scales, const uint8_t* x, const float* x_scales, float* y, unsigned rows,       \
         unsigned cols, unsigned tokens, unsigned groups) {                                                               \
         longwave::start_next();                                                                                          \
-        products<steps>({w, w_scales, x, x_scales, y, rows, cols, tokens, groups});                                      \
+        products<steps, most>({w, w_scales, x, x_scales, y, rows, cols, tokens, groups});                                \
     }
 
-ENTRY(2)
-ENTRY(4)
+ENTRY(2, 2)
+ENTRY(4, 2)
+ENTRY(2, 8)
+ENTRY(4, 8)

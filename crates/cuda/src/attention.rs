@@ -7,7 +7,7 @@ use longwave_model::config::LayerKind;
 use longwave_model::geometry::CacheKind;
 
 use crate::driver::{DeviceSlice, DriverError, Stream};
-use crate::forward::{Lists, Model};
+use crate::forward::{Lists, Model, bf16_product};
 use crate::ops::Pages;
 use crate::ops::attend::{Attention as Core, Entries};
 use crate::ops::compress::Compressor as Closing;
@@ -61,6 +61,9 @@ impl Model {
         let window = self.pages(CacheKind::Window, layer);
         let local = self.pools.local();
         self.keys(stream, layer, a, lists)?;
+        if let (Some(compressor), Some(indexer)) = (&a.compressor, &a.indexer) {
+            self.project(stream, compressor, indexer, t)?;
+        }
         let compresses = a.compressor.is_some();
         self.part(stream, compresses, |beside| match &a.indexer {
             Some(indexer) => {
@@ -150,15 +153,14 @@ impl Model {
         }
     }
 
-    /// Main entries of a layer, if it has any.
+    /// Main entries of a layer, if it has any; behind `project` in a c4 layer.
     fn compress(&self, stream: &Stream, layer: usize, a: &Attention, lists: &Lists) -> Result<(), DriverError> {
         let (s, t) = (&self.scratch, lists.tokens);
         let Some(compressor) = &a.compressor else { return Ok(()) };
-        self.bf16(stream, &compressor.projection, &s.normed, &s.compressed, t)?;
-        self.mark(stream, "compressor projection")?;
         if a.indexer.is_none() {
-            let kinds = [CacheKind::C128State, CacheKind::C128Main];
-            let c = self.closing(layer, &s.compressed, compressor, kinds);
+            self.bf16(stream, &compressor.projection, &s.normed, &s.compressed, t)?;
+            self.mark(stream, "compressor projection")?;
+            let c = self.closing(layer, &s.compressed, compressor, [CacheKind::C128State, CacheKind::C128Main]);
             self.ops.compress.main128(stream, &c, lists.sequences, lists.sequence_count, lists.most_rows)?;
             return self.mark(stream, "c128 compress");
         }
@@ -172,12 +174,11 @@ impl Model {
         self.mark(stream, "c4 compress")
     }
 
-    /// Index keys of a c4 layer.
+    /// Index keys of a c4 layer, behind `project`.
     fn index_keys(&self, stream: &Stream, layer: usize, indexer: &Indexer, lists: &Lists) -> Result<(), DriverError> {
-        let (s, t, keys) = (&self.scratch, lists.tokens, &indexer.compressor);
-        self.bf16(stream, &keys.projection, &s.normed, &s.index_compressed, t)?;
-        self.mark(stream, "index compressor projection")?;
-        let index = self.closing(layer, &s.index_compressed, keys, [CacheKind::IndexState, CacheKind::C4Index]);
+        let (s, t) = (&self.scratch, lists.tokens);
+        let kinds = [CacheKind::IndexState, CacheKind::C4Index];
+        let index = self.closing(layer, &s.index_compressed, &indexer.compressor, kinds);
         self.ops.compress.index4(stream, &index, lists.closing, t)?;
         if lists.replays {
             let hidden = Closing { entries: self.pools.hidden(), ..index };
@@ -186,14 +187,31 @@ impl Model {
         self.mark(stream, "index compress")
     }
 
+    /// Products of `normed` with both compressors of a c4 layer and with the indexer's gates; each by itself while they are timed.
+    fn project(&self, stream: &Stream, main: &Compressor, indexer: &Indexer, t: u32) -> Result<(), DriverError> {
+        let s = &self.scratch;
+        let product = |w, y| bf16_product(w, &s.normed, y, t);
+        let products = [
+            product(&main.projection, &s.compressed),
+            product(&indexer.compressor.projection, &s.index_compressed),
+            product(&indexer.weights_proj, &s.index_gates),
+        ];
+        if self.timers.is_none() {
+            return self.ops.bf16.launch_three(stream, products);
+        }
+        let names = ["compressor projection", "index compressor projection", "index weights"];
+        products.iter().zip(names).try_for_each(|(product, name)| {
+            self.ops.bf16.launch(stream, product)?;
+            self.mark(stream, name)
+        })
+    }
+
     /// Entries that every row picks in a c4 layer (model.md 6.5).
     fn select(&self, stream: &Stream, layer: usize, indexer: &Indexer, lists: &Lists) -> Result<(), DriverError> {
         let (s, c, t) = (&self.scratch, &self.config, lists.tokens);
         let heads = c.index_n_heads as u32;
         self.fp8(stream, &indexer.wq_b, 1, &s.q_low, &s.index_wide, t)?;
         self.mark(stream, "index wq_b")?;
-        self.bf16(stream, &indexer.weights_proj, &s.normed, &s.index_gates, t)?;
-        self.mark(stream, "index weights")?;
         let queries = Queries {
             products: s.index_wide.address(),
             gates: s.index_gates.address(),

@@ -260,9 +260,7 @@ impl Model {
         y: &DeviceSlice<f32>,
         t: u32,
     ) -> Result<(), DriverError> {
-        let (rows, cols) = (w.rows, w.cols);
-        let product = Bf16Product { w: w.values.address(), x: x.address(), y: y.address(), rows, cols, tokens: t };
-        self.ops.bf16.launch(stream, &product)
+        self.ops.bf16.launch(stream, &bf16_product(w, x, y, t))
     }
 
     /// Block `layer` over `streams`, in place, behind the products of its first mixing site: `start`, or a block that was told
@@ -384,4 +382,10 @@ impl Model {
         self.mark(stream, "routed experts")?;
         self.reduce.as_ref().map_or(Ok(()), |reduce| self.sum(stream, reduce, t))
     }
+}
+
+/// A product with a bf16 matrix.
+pub(crate) fn bf16_product(w: &Plain, x: &DeviceSlice<u16>, y: &DeviceSlice<f32>, t: u32) -> Bf16Product {
+    let (rows, cols) = (w.rows, w.cols);
+    Bf16Product { w: w.values.address(), x: x.address(), y: y.address(), rows, cols, tokens: t }
 }

@@ -73,6 +73,11 @@ impl Module {
             let result = unsafe { sys::cuFuncSetAttribute(function, attribute, shared_bytes as i32) };
             check("cuFuncSetAttribute", result, || format!("{} with {shared_bytes} bytes of shared memory", what()))?;
         }
+        // A multiprocessor that changes how much of its memory is shared ends what runs on it first. So all kernels ask for the same
+        // half, and those that need more get it.
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: sets one number of a valid function.
+        check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(function, attribute, 50) }, what)?;
         Ok(Kernel { function, name, module: self.clone() })
     }
 }

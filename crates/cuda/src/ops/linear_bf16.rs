@@ -20,6 +20,7 @@ pub struct LinearBf16 {
     /// For at most 8 tokens, long rows and no more blocks than multiprocessors.
     deep: Kernel,
     many: [Kernel; 2],
+    three: Kernel,
     multiprocessors: u32,
 }
 
@@ -54,8 +55,24 @@ impl LinearBf16 {
             ],
             deep: kernel("linear_bf16_deep")?,
             multiprocessors: context.gpu().multiprocessors,
+            three: kernel("linear_bf16_three")?,
             many: [many("linear_bf16_many_8")?, many("linear_bf16_many_2")?],
         })
+    }
+
+    /// Launches three with the same inputs, as one where that is faster; the bits are the same.
+    pub fn launch_three(&self, stream: &Stream, products: [Bf16Product; 3]) -> Result<(), DriverError> {
+        let one = products[0];
+        let same = products.iter().all(|p| (p.x, p.cols, p.tokens) == (one.x, one.cols, one.tokens));
+        assert!(same, "products that are launched as one have the same inputs");
+        if one.tokens == 0 || one.tokens > 8 || parts(one.cols) != 8 {
+            return products.iter().try_for_each(|p| self.launch(stream, p));
+        }
+        let tiles: u32 = products.iter().map(|p| p.rows.div_ceil(16)).sum();
+        let (w, y) = (products.map(|p| Argument::Pointer(p.w)), products.map(|p| Argument::Pointer(p.y)));
+        let rows = products.map(|p| Argument::U32(p.rows));
+        let rest = [Argument::Pointer(one.x), one.cols.into(), one.tokens.into()];
+        stream.launch(&self.three, Grid::new(tiles, 256), &[&w[..], &y, &rows, &rest].concat())
     }
 
     /// Launches it.

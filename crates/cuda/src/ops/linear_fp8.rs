@@ -61,8 +61,8 @@ pub struct LinearFp8 {
 
 /// Hopper's kernels.
 struct Hopper {
-    /// By column blocks of a warp (2, 4 and more).
-    eight: [Kernel; 2],
+    /// By column blocks of a warp (2, 4 and more), then for two tokens and eight.
+    eight: [[Kernel; 2]; 2],
     /// By [`STREAM_ROWS`].
     stream: [Kernel; 3],
     tiles: Kernel,
@@ -100,9 +100,13 @@ impl LinearFp8 {
             let module = Module::load(context, "linear_fp8_wide")?;
             let stream = |name| module.kernel(name, STREAM_MOST_BYTES);
             let eight = Module::load(context, "linear_fp8_eight")?;
-            let eight = |name, blocks| eight.kernel(name, eight_bytes(blocks, 1).1);
+            let eight = |name, blocks, tokens| eight.kernel(name, eight_bytes(blocks, 1, tokens).1);
+            let most = MOST_COLS / 128;
             Ok(Hopper {
-                eight: [eight("linear_fp8_eight_2", 16)?, eight("linear_fp8_eight_4", MOST_COLS / 128)?],
+                eight: [
+                    [eight("linear_fp8_eight_2_2", 16, 2)?, eight("linear_fp8_eight_2_8", 16, 8)?],
+                    [eight("linear_fp8_eight_4_2", most, 2)?, eight("linear_fp8_eight_4_8", most, 8)?],
+                ],
                 stream: [
                     stream("linear_fp8_stream_16")?,
                     stream("linear_fp8_stream_32")?,
@@ -190,26 +194,33 @@ impl LinearFp8 {
     }
 }
 
-/// Which of the kernels for eight tokens takes so many column blocks, and shared memory of a block: inputs of all column blocks that its
-/// warps walk through, their sums (twice, if a warp has less than four), scales.
-fn eight_bytes(blocks: u32, groups: u32) -> (usize, u32) {
+/// Which of the kernels for few tokens takes so many column blocks, and shared memory of a block with inputs of `tokens`: those of all
+/// column blocks that its warps walk through and their sums (twice, if a warp has less than four).
+fn eight_bytes(blocks: u32, groups: u32, tokens: u32) -> (usize, u32) {
     let (which, steps, buffers) = match blocks {
         ..=16 if groups == 1 => (0, 2, 2),
         _ => (1, blocks.div_ceil(32) * 4, 1),
     };
-    const SUMS: u32 = 8 * (16 + 4) * 4;
-    (which, 8 * steps * (8 * 128 + buffers * SUMS) + 8 * 4 * blocks)
+    (which, tokens * (8 * steps * 128 + buffers * 16 * (8 * steps + 4) * 4))
+}
+
+/// Stages of `rows` weight rows and `held` tokens, and shared memory of a block. Of each four a thread that copies has one.
+fn stream_bytes(rows: u32, held: u32) -> (u32, u32) {
+    let stage_bytes = (rows + held) * 128;
+    let stages = (STREAM_BYTES / stage_bytes / 4 * 4).max(8);
+    (stages, stages * (stage_bytes + 16) + STREAM_BEHIND)
 }
 
 impl Hopper {
     fn launch_eight(&self, stream: &Stream, p: &Fp8Product, multiprocessors: u32) -> Result<(), DriverError> {
         assert!(p.tokens <= EIGHT, "{} tokens are more than eight", p.tokens);
-        let (which, shared_bytes) = eight_bytes(p.cols / 128, p.groups);
+        let many = usize::from(p.tokens > 2);
+        let (which, shared_bytes) = eight_bytes(p.cols / 128, p.groups, [2, 8][many]);
         let blocks = (p.rows / 16 * p.groups).min(2 * multiprocessors);
         let grid = Grid { shared_bytes, ..Grid::new(blocks, 256) };
         let pointers = [p.w, p.w_scales, p.x, p.x_scales, p.y].map(Argument::Pointer);
         let sizes = [p.rows, p.cols, p.tokens, p.groups].map(Argument::U32);
-        stream.launch(&self.eight[which], grid, &[&pointers[..], &sizes].concat())
+        stream.launch(&self.eight[which][many], grid, &[&pointers[..], &sizes].concat())
     }
 
     fn launch(&self, stream: &Stream, p: &Fp8Product, form: Form, multiprocessors: u32) -> Result<(), DriverError> {
@@ -234,12 +245,37 @@ impl Hopper {
         let enough = |rows: &u32| tiles(*rows) >= multiprocessors * 7 / 8;
         let which = STREAM_ROWS.iter().rposition(enough).unwrap_or(0);
         let (rows, held) = (STREAM_ROWS[which], p.tokens.next_power_of_two().max(8));
-        let stage_bytes = (rows + held) * 128;
-        // Of each four slots a thread that copies has one.
-        let stages = (STREAM_BYTES / stage_bytes / 4 * 4).max(8);
-        let shared_bytes = stages * (stage_bytes + 16) + STREAM_BEHIND;
+        let (stages, shared_bytes) = stream_bytes(rows, held);
         let grid = Grid { shared_bytes, ..Grid::new(tiles(rows).min(multiprocessors), 256) };
         let sizes = [&sizes[..], &[held.into(), stages.into()]].concat();
         stream.launch(&self.stream[which], grid, &[&maps(rows, held)?[..], &pointers, &sizes].concat())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A block's shared memory on Hopper, less what is fixed of the kernels for few tokens.
+    const MOST_BYTES: u32 = (227 << 10) - (6 << 10);
+
+    #[test]
+    fn no_launch_asks_for_more_shared_memory_than_its_kernel_may_have() {
+        for rows in STREAM_ROWS {
+            for held in [8, 16, 32, 64] {
+                let (stages, bytes) = stream_bytes(rows, held);
+                assert!(bytes <= STREAM_MOST_BYTES && stages.is_multiple_of(4), "{rows} rows, {held} tokens: {bytes}");
+            }
+        }
+        for (groups, tokens) in [(1, 2), (1, 8), (8, 2), (8, 8)] {
+            for blocks in 1..=MOST_COLS / 128 {
+                let (which, bytes) = eight_bytes(blocks, groups, tokens);
+                let may = eight_bytes([16, MOST_COLS / 128][which], 1, tokens).1;
+                assert!(
+                    bytes <= may && may <= MOST_BYTES,
+                    "{blocks} column blocks in {groups} groups: {bytes} of {may}"
+                );
+            }
+        }
     }
 }

@@ -58,6 +58,42 @@ fn bf16_products_agree_and_do_not_depend_on_the_batch() {
     }
 }
 
+#[test]
+fn three_products_at_once_have_the_bits_of_each() {
+    let Some(mut rig) = rig(1 << 30) else { return };
+    let mut fresh = Fresh::new();
+    let linear = LinearBf16::new(&rig.context).unwrap();
+    for (rows, cols) in [([2048usize, 512, 64], 4096usize), ([17, 33, 1], 2048), ([272, 16, 8], 256)] {
+        let mut bits = |n: usize| fresh.floats(n).into_iter().map(bf16_bits).collect::<Vec<u16>>();
+        let w = rows.map(|rows| rig.put(&bits(rows * cols)));
+        let x = rig.put(&bits(12 * cols));
+        let y = rows.map(|rows| rig.poisoned::<f32>(12 * rows));
+        for tokens in [1usize, 3, 8, 12] {
+            let products = [0, 1, 2].map(|i| Bf16Product {
+                w: w[i].address(),
+                x: x.address(),
+                y: y[i].address(),
+                rows: rows[i] as u32,
+                cols: cols as u32,
+                tokens: tokens as u32,
+            });
+            let read = || [0, 1, 2].map(|i| y[i].read(&rig.stream).unwrap());
+            products.iter().for_each(|p| linear.launch(&rig.stream, p).unwrap());
+            let each = read();
+            y.iter().for_each(|y| y.fill(&rig.stream, 0xff).unwrap());
+            linear.launch_three(&rig.stream, products).unwrap();
+            for (i, (ours, each)) in read().iter().zip(&each).enumerate() {
+                let len = tokens * rows[i];
+                let difference = first_difference(&ours[..len], &each[..len]);
+                assert_eq!(difference, None, "{tokens} tokens, matrix {i} of {rows:?} x {cols}");
+                assert!(ours[len..].iter().all(|v| v.is_nan()), "writes behind its results");
+            }
+            y.iter().for_each(|y| y.fill(&rig.stream, 0xff).unwrap());
+        }
+        rig.arena.reset();
+    }
+}
+
 /// Median microseconds in a graph, weights read from memory: copies that together are larger than the L2 take turns.
 #[test]
 fn bf16_products_are_measured() {

@@ -243,8 +243,9 @@ fn experts_agree_and_do_not_depend_on_the_batch() {
         let error = relative_error(&out, &want);
         let size = want.iter().map(|v| v.abs()).fold(0.0, f32::max);
         println!("experts {tokens} x {width} x {inner}, {k} of {count}: {error:.1e} (largest {size:.2e})");
-        // Sums of 14 bits on Hopper turn some roundings to bf16 and to e4m3.
-        assert!(error < 1e-2, "{error}");
+        // Sums of 14 bits on Hopper turn some roundings to bf16 and to e4m3, and now and then the scale of a whole group: with 70
+        // tokens of 256 columns one of a thousand seeds has 1.02e-2.
+        assert!(error < 2e-2, "{error}");
         for (from, n) in [(tokens - 1, 1), (tokens / 2, tokens.div_ceil(3)), (0, tokens.min(33))] {
             if padded(from) || from + n > tokens {
                 continue;
