@@ -51,6 +51,8 @@ pub struct EngineOptions {
     pub replay: bool,
     /// Where cached blocks go on living when they are evicted or the process ends.
     pub tiers: TierOptions,
+    /// Time the operators of the backend while somebody looks ([`crate::view`]); steps take longer meanwhile.
+    pub operator_times: bool,
     /// Check all invariants after every step, not only when idle.
     pub paranoid: bool,
 }
@@ -70,6 +72,7 @@ impl Default for EngineOptions {
             stall_after: std::time::Duration::from_secs(300),
             replay: true,
             tiers: TierOptions::default(),
+            operator_times: false,
             paranoid: false,
         }
     }

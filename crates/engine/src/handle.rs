@@ -15,17 +15,14 @@ use crate::attention::LayerKind;
 use crate::engine::{Engine, EngineOptions, Stage, Status};
 use crate::phases::StepTotals;
 use crate::request::{Event, EventSink, FinishReason, Request, RequestId, SubmitError};
-use crate::step::{Backend, Limits};
+use crate::step::{Backend, BackendError, Limits};
 use crate::tier::DirectoryError;
 use crate::view::{Look, StepView};
 use crate::watchdog::Watchdog;
+use crate::watched::Watched;
 
 /// Looks that may wait; one more is dropped.
 const LOOKERS: usize = 64;
-/// Steps that a view remembers.
-const STEPS_SEEN: usize = 256;
-/// Steps are remembered for so long after the last look.
-const WATCHED: Duration = Duration::from_secs(10);
 
 /// A handle to a running engine. Clones are equal; when the last one is dropped the engine shuts down.
 #[derive(Clone)]
@@ -252,8 +249,24 @@ fn run<B: Backend>(mut engine: Engine<B>, shared: &Shared) {
 /// Steps until shutdown or a fatal failure; returns why it ended. `taken` holds requests that have left the intake and
 /// are not in the engine yet, out here so that a panic does not lose them.
 fn drive<B: Backend>(engine: &mut Engine<B>, shared: &Shared, taken: &mut VecDeque<Submission>) -> String {
+    match step_on(engine, shared, taken) {
+        Ok(why) => why,
+        Err(error) => {
+            engine.stop(&error.to_string());
+            // What stopped it first.
+            engine.stopped().map_or_else(|| error.to_string(), str::to_owned)
+        }
+    }
+}
+
+/// [`drive`]; an error is that of timers.
+fn step_on<B: Backend>(
+    engine: &mut Engine<B>,
+    shared: &Shared,
+    taken: &mut VecDeque<Submission>,
+) -> Result<String, BackendError> {
     let mut cancels = BTreeSet::new();
-    let (mut looks, mut watched) = (Vec::new(), Watched::default());
+    let (mut looks, mut watched) = (Vec::new(), Watched::new(engine.options.operator_times));
     let mut idle = false;
     let (mut last_step, mut step_totals, mut computed) = (Duration::ZERO, StepTotals::default(), (0, 0));
     loop {
@@ -274,7 +287,7 @@ fn drive<B: Backend>(engine: &mut Engine<B>, shared: &Shared, taken: &mut VecDeq
             }
         }
         if let Some(why) = engine.stopped() {
-            return why.to_string();
+            return Ok(why.to_string());
         }
         while let Some(Submission { id, request, sink }) = taken.pop_front() {
             engine.submit_as(id, request, sink).expect("handles count what waits, and the engine is not stopped");
@@ -284,6 +297,7 @@ fn drive<B: Backend>(engine: &mut Engine<B>, shared: &Shared, taken: &mut VecDeq
         }
         let (started, before) = (Instant::now(), computed);
         shared.watchdog.set_busy(true);
+        watched.before_step(&mut engine.backend, started)?;
         let mut passed = [started; 2];
         idle = !engine.step_in_stages(&mut |stage| passed[stage as usize] = Instant::now());
         if !idle {
@@ -294,48 +308,25 @@ fn drive<B: Backend>(engine: &mut Engine<B>, shared: &Shared, taken: &mut VecDeq
             (last_step, computed) = (started.elapsed(), (status.prompt_tokens, status.output_tokens));
             step_totals.add(computed.0 - before.0, computed.1 - before.1, last_step);
             let run = passed[Stage::Computed as usize] - passed[Stage::Planned as usize];
-            watched.add(&status, (computed.0 - before.0, computed.1 - before.1), last_step, run);
+            let us = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+            let step = StepView {
+                number: status.steps,
+                wall_us: us(last_step),
+                run_us: us(run),
+                prompt_tokens: (computed.0 - before.0) as u32,
+                output_tokens: (computed.1 - before.1) as u32,
+                running: status.running,
+                operators: Arc::default(),
+            };
+            watched.after_step(&mut engine.backend, step)?;
         }
         let status = Status { last_step, step_totals, ..status };
         if !looks.is_empty() {
-            watched.begin();
+            watched.look(&mut engine.backend, Instant::now())?;
             for look in looks.drain(..) {
-                look(engine.view(status.clone(), watched.steps.iter().copied().collect()));
+                look(engine.view(status.clone(), watched.steps()));
             }
         }
         shared.publish(status);
-    }
-}
-
-/// The last steps, while somebody looks.
-#[derive(Default)]
-struct Watched {
-    last_look: Option<Instant>,
-    steps: VecDeque<StepView>,
-}
-
-impl Watched {
-    fn begin(&mut self) {
-        self.last_look = Some(Instant::now());
-    }
-
-    fn add(&mut self, status: &Status, (prompt, output): (u64, u64), time: Duration, run: Duration) {
-        let us = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
-        let Some(last_look) = self.last_look else { return };
-        if last_look.elapsed() > WATCHED {
-            *self = Watched::default();
-            return;
-        }
-        if self.steps.len() == STEPS_SEEN {
-            self.steps.pop_front();
-        }
-        self.steps.push_back(StepView {
-            number: status.steps,
-            wall_us: us(time),
-            run_us: us(run),
-            prompt_tokens: prompt as u32,
-            output_tokens: output as u32,
-            running: status.running,
-        });
     }
 }

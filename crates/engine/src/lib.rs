@@ -35,6 +35,7 @@ mod seating;
 mod sequence;
 mod spill;
 mod watchdog;
+mod watched;
 
 #[cfg(test)]
 mod testing;

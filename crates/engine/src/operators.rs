@@ -25,9 +25,14 @@ impl OperatorSums {
     /// One run of an operator. What ends at a [`START`] belongs to none.
     pub fn add(&mut self, name: &'static str, us: f64) {
         if name != START {
-            let sum = self.0.entry(name).or_default();
-            *sum = (sum.0 + 1, sum.1 + us);
+            self.merge(&OperatorTime { name, calls: 1, us });
         }
+    }
+
+    /// What an operator took in other steps.
+    pub fn merge(&mut self, time: &OperatorTime) {
+        let sum = self.0.entry(time.name).or_default();
+        *sum = (sum.0 + time.calls, sum.1 + time.us);
     }
 
     /// All of them, the longest first.
@@ -51,5 +56,7 @@ mod tests {
         }
         let of = |name, calls, us| OperatorTime { name, calls, us };
         assert_eq!(sums.table(), [of("wq_b", 1, 5.0), of("router", 2, 3.5)]);
+        sums.merge(&of("router", 3, 2.0));
+        assert_eq!(sums.table(), [of("router", 5, 5.5), of("wq_b", 1, 5.0)]);
     }
 }

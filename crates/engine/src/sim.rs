@@ -15,6 +15,7 @@ use longwave_model::CacheLayout;
 use longwave_model::geometry::LOGICAL_BLOCK;
 
 use crate::constraint::{allows, mask_words};
+use crate::operators::{OperatorSums, OperatorTime};
 use crate::step::{
     Backend, BackendError, BlockCopy, BlockId, LAST_SAMPLED, Limits, Replay, ReturnLogits, Sampling, Seat, SeqResult,
     SeqStep, Step, StepResult, Ticket, Token, TokenLogprobs,
@@ -124,6 +125,8 @@ pub struct SimBackend {
     done: VecDeque<StepResult>,
     /// Reads and writes of units so far.
     touched: u64,
+    /// Its one operator: a call for every sequence, which is said to take a microsecond a token.
+    timers: Option<OperatorSums>,
 }
 
 impl SimBackend {
@@ -136,11 +139,17 @@ impl SimBackend {
             last_step: 0,
             done: VecDeque::new(),
             touched: 0,
+            timers: None,
             layers: Layers::new(&layout),
             layout,
             limits,
             options,
         }
+    }
+
+    /// Whether operators are timed now.
+    pub fn times_operators(&self) -> bool {
+        self.timers.is_some()
     }
 
     fn touch_unit(&mut self) -> Result<(), BackendError> {
@@ -539,6 +548,11 @@ impl Backend for SimBackend {
         fingerprint
     }
 
+    fn time_operators(&mut self, on: bool) -> Result<Vec<OperatorTime>, BackendError> {
+        let before = std::mem::replace(&mut self.timers, on.then(OperatorSums::default));
+        Ok(before.map(|timers| timers.table()).unwrap_or_default())
+    }
+
     fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {
         let bad = |what: String| BackendError::BadStep { step: step.number, what };
         if step.number != self.last_step + 1 || self.done.len() >= self.limits.in_flight as usize {
@@ -554,6 +568,9 @@ impl Backend for SimBackend {
             }
         }
         let result = self.run(step).map_err(bad)?;
+        if let Some(timers) = &mut self.timers {
+            step.seqs.iter().for_each(|seq| timers.add("hashes", f64::from(seq.tokens.end - seq.tokens.start)));
+        }
         self.done.push_back(result);
         Ok(Ticket(step.number))
     }

@@ -3,10 +3,13 @@
 //! Made on the engine thread between two steps, and only when somebody asked. Counts and places, never tokens: a looker
 //! learns nothing of texts. Costs time in proportion to the units, so it is not for every step.
 
+use std::sync::Arc;
+
 use longwave_model::CacheLayout;
 use longwave_model::geometry::Bucket;
 
 use crate::engine::{Engine, Status};
+use crate::operators::OperatorTime;
 use crate::pool::{Hold, UnitState, Units};
 use crate::prefix::{Node, NodeId, PrefixCache};
 use crate::sequence::Sequence;
@@ -105,7 +108,7 @@ pub struct RunView {
 }
 
 /// A step that somebody watched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct StepView {
     /// Its number.
     pub number: u64,
@@ -119,6 +122,8 @@ pub struct StepView {
     pub output_tokens: u32,
     /// Requests with a seat.
     pub running: u32,
+    /// What its operators took, the longest first; none where they are not timed.
+    pub operators: Arc<[OperatorTime]>,
 }
 
 /// An engine at one moment.

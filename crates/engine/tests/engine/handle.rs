@@ -4,6 +4,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use longwave_engine::engine::{EngineOptions, Status};
+use longwave_engine::operators::OperatorTime;
 use longwave_engine::request::{Event, FinishReason, Request, SubmitError};
 use longwave_engine::sim::{Failure, SimBackend, SimOptions};
 use longwave_engine::step::{Backend, BackendError, BlockCopy, BlockId, Limits, Step, StepResult, Ticket};
@@ -215,7 +216,7 @@ fn a_slow_backend_with_the_watch_off_is_left_alone() {
     assert!(!handle.status().stalled);
 }
 
-/// A backend that panics when a unit is read.
+/// A backend that panics when a unit is read, and whose timers fail.
 struct Brittle(SimBackend);
 
 impl Backend for Brittle {
@@ -227,6 +228,9 @@ impl Backend for Brittle {
     }
     fn fingerprint(&self) -> [u8; 32] {
         self.0.fingerprint()
+    }
+    fn time_operators(&mut self, _: bool) -> Result<Vec<OperatorTime>, BackendError> {
+        Err(BackendError::Fatal("a bad clock".into()))
     }
     fn submit(&mut self, step: &Step) -> Result<Ticket, BackendError> {
         self.0.submit(step)
@@ -264,6 +268,22 @@ fn a_panic_while_a_request_gives_up_its_seat_loses_no_event() {
             panic!("not failed")
         };
         assert_eq!(why, "the engine thread panicked: a bad read");
+    }
+    assert!(!wait_for(&handle, |s| !s.alive).alive);
+}
+
+#[test]
+fn timers_that_fail_end_every_request_with_the_reason() {
+    let sim = SimOptions { step_time: Duration::from_millis(1), ..SimOptions::default() };
+    let backend = Brittle(SimBackend::new(tiny_layout(), Limits { seats: 1, ..wide_limits() }, sim));
+    let handle = start(backend, EngineOptions { operator_times: true, ..paranoid() });
+    let (send, done) = mpsc::channel();
+    let records = [1, 2].map(|seed| submit(&handle, request(prompt(seed, 30), 3000), &send).unwrap());
+    wait_for(&handle, |s| s.output_tokens > 4);
+    handle.look(Box::new(|_| panic!("there is nothing to show")));
+    wait(&done, 2);
+    for record in &records {
+        assert_eq!(record.assert_complete(), FinishReason::Failed("the backend stopped: a bad clock".into()));
     }
     assert!(!wait_for(&handle, |s| !s.alive).alive);
 }

@@ -1,16 +1,17 @@
-//! Views: every unit has one use, requests are where they are, the tree is that of the cache, nobody's looking costs nothing.
+//! Views: every unit has one use, requests are where they are, the tree is that of the cache, nobody's looking costs nothing,
+//! and times of operators are there when they are allowed.
 
 use std::sync::mpsc;
 use std::time::Duration;
 
 use longwave_engine::EngineHandle;
-use longwave_engine::engine::Engine;
+use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::request::Event;
 use longwave_engine::sim::{SimBackend, SimOptions};
 use longwave_engine::start;
 use longwave_engine::view::{RequestPhase, UnitUse, View};
 
-use crate::world::{Record, Rng, paranoid, prompt, request, tiny_layout, wide_limits};
+use crate::world::{Record, Rng, paranoid, prompt, request, solo, tiny_layout, wide_limits};
 
 fn look(handle: &EngineHandle) -> View {
     let (send, seen) = mpsc::channel();
@@ -106,4 +107,38 @@ fn an_idle_engine_is_seen_and_steps_are_remembered_from_the_first_look_on() {
     let (send, seen) = mpsc::channel::<View>();
     handle.look(Box::new(move |view| send.send(view).unwrap()));
     assert!(seen.recv_timeout(Duration::from_secs(5)).is_err());
+}
+
+#[test]
+fn steps_carry_their_operators_where_that_is_allowed_and_answers_stay_the_same() {
+    for operator_times in [false, true] {
+        let options = EngineOptions { operator_times, ..paranoid() };
+        let handle = start(SimBackend::new(tiny_layout(), wide_limits(), SimOptions::default()), options);
+        let (send, done) = mpsc::channel();
+        // The first one with nobody to look, the second one watched.
+        for seed in [1, 2] {
+            let (record, wanted, send) = (Record::default(), request(prompt(seed, 600), 12), send.clone());
+            let mut sink = record.sink();
+            let tell = move |event| {
+                let last = matches!(event, Event::Finished { .. });
+                sink(event);
+                if last {
+                    send.send(()).unwrap();
+                }
+            };
+            handle.submit(wanted.clone(), Box::new(tell)).unwrap();
+            done.recv_timeout(Duration::from_secs(20)).unwrap();
+            record.assert_complete();
+            assert_eq!(record.tokens(), solo(&tiny_layout(), 4096, &wanted).tokens());
+            let view = look(&handle);
+            assert_eq!(view.steps.is_empty(), seed == 1);
+            for step in &view.steps {
+                let found: Vec<_> = step.operators.iter().map(|o| (o.name, o.calls, o.us)).collect();
+                // The prompt in one step, then a token in each.
+                let tokens = f64::from(step.prompt_tokens.max(1));
+                assert_eq!(found, if operator_times { vec![("hashes", 1, tokens)] } else { vec![] });
+            }
+        }
+        handle.shutdown();
+    }
 }
