@@ -12,6 +12,41 @@ async function ask(address, text, tokens) {
   return (await answer.json()).usage;
 }
 
+/** A server that may time its operators. */
+async function operators(browser, binary, shots) {
+  const say = (what) => `live, operators: ${what}`;
+  const timed = await program(binary, ["serve", "--port", "0", "--kv-cache-memory-bytes", "64M", "--operator-times"], /ready on (\S+)/);
+  const url = `${timed.address}/explore/#live`;
+  try {
+    const { page: opened, faults, close } = await page(browser, url);
+    await opened.waitForFunction(() => document.getElementById("live-said").textContent === "");
+    await ask(timed.address, "the river and the house", 60);
+    await opened.waitForSelector("#live-operators tbody tr:nth-child(10)", { state: "visible" });
+    const table = await opened.$$eval("#live-operators tbody tr", (rows) => rows.map((row) => [...row.children].map((cell) => cell.textContent)));
+    const [us, shares] = [2, 3].map((column) => table.map((row) => Number.parseFloat(row[column])));
+    check(say("each has calls, time and share, the longest first"), table.every((row) => row.length === 4 && Number(row[1]) > 0)
+      && us.every((value, index) => index === 0 || value <= us[index - 1]), table);
+    const sum = shares.reduce((all, share) => all + share, 0);
+    check(say("shares are of all of them"), Math.abs(sum - 100) < 0.05 * shares.length + 0.01, sum);
+    check(say("the head is called once a step"), table.some(([name, calls]) => name === "lm_head" && calls === "1"), table);
+    check(say("how many steps these are is said"), /^Means of [\d,]+ steps: [\d.]+ ms/.test(await opened.textContent("#live-operator-note")));
+    const region = opened.locator("[role=region][aria-label=Operators]");
+    await region.focus();
+    check(say("the keyboard reaches the table"), await region.evaluate((element) => element === document.activeElement));
+    same(say("axe finds nothing serious"), await axe(opened), []);
+    same(say("no error, nothing leaves the origin"), faults, []);
+    await close();
+    const dark = await page(browser, url, { viewport: { width: 360, height: 740 }, colorScheme: "dark" });
+    await dark.page.waitForSelector("#live-operators tbody tr:nth-child(10)", { state: "visible" });
+    same(say("a phone does not scroll sideways"), await dark.page.evaluate(() => document.documentElement.scrollWidth), 360);
+    same(say("axe finds nothing serious in the dark"), await axe(dark.page), []);
+    await dark.close();
+    await shoot(browser, url, "live-operators", shots, (shot) => shot.waitForSelector("#live-operators tbody tr:nth-child(10)", { state: "visible" }));
+  } finally {
+    timed.end();
+  }
+}
+
 export async function live(browser, address, binary, shots) {
   const url = `${address}/explore/#live`;
   const say = (what) => `live: ${what}`;
@@ -35,6 +70,8 @@ export async function live(browser, address, binary, shots) {
   check(say("latencies of the last minute, of both requests"), latencies.length === 3
     && latencies.every((row) => Number(row[4]) >= 2 && row.slice(1, 4).every((value) => /^[\d.]+ (ms|s)$/.test(value))), latencies);
   check(say("what a step is made of is said"), /in the backend/.test(await opened.textContent("#live-step-note")));
+  check(say("without the flag no operators, and how to get them"), /--operator-times/.test(await opened.textContent("#live-operator-note"))
+    && !(await opened.isVisible("#live-operators")));
   check(say("the tree holds its blocks"), (await opened.textContent(".tree")).includes("tokens 0 to"));
   check(say("pools are described for those who do not see"), /units used/.test(await opened.textContent(".what .number"))
     && /free/.test(await opened.getAttribute("canvas[aria-label*='large pool']", "aria-label")));
@@ -59,6 +96,7 @@ export async function live(browser, address, binary, shots) {
         latencies: Object.fromEntries(["ttft_ms", "tpot_ms", "queue_ms"].map((name) => [name, { count: 9, p50: 1, p90: 2, p99: 3 }])),
         requests: list(32, (id) => ({ id, phase: "decode", prompt: 4096, cached: 2048, committed: 4100 + turn, output: turn, most: 900, units: [20, 16, 16], priority: 0 })),
         tree: list(60, (id) => ({ id, parent: id % 3 ? id - 1 : null, depth: id % 3, blocks: 1, checkpoints: 1, uses: 2, held: true, idle: 0 })), tree_hidden: 0,
+        operators: { steps: 4, times: list(30, (index) => ({ name: `operator ${index}`, calls: 4 * index + 4, us: 900 + turn + index })) },
         reports: list(24, () => ({ prompt_tokens: 4096, cached_tokens: 2048, ended_by: "diverged" })) };
     };
     let [frames, turn, next] = [0, 0, 0];
@@ -86,6 +124,8 @@ export async function live(browser, address, binary, shots) {
   same(say("a phone does not scroll sideways"), await phone.page.evaluate(() => document.documentElement.scrollWidth), 360);
   await phone.close();
   await shoot(browser, url, "live", shots, (shot) => shot.waitForFunction(() => document.querySelectorAll(".tree li").length > 0));
+
+  await operators(browser, binary, shots);
 
   const locked = await program(binary, ["serve", "--port", "0", "--kv-cache-memory-bytes", "64M", "--api-key", "secret"], /ready on (\S+)/);
   try {

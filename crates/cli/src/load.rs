@@ -307,6 +307,11 @@ pub fn summary(args: &ModelArgs, config: &ModelConfig, device: &str) -> String {
 
 /// Opens the model of `args` with its tiers.
 pub fn open(args: &ModelArgs, tiers: TierOptions) -> Result<Loaded> {
+    open_with(args, EngineOptions { tiers, ..EngineOptions::default() })
+}
+
+/// [`open`] with options of the engine that `args` has none for.
+pub fn open_with(args: &ModelArgs, options: EngineOptions) -> Result<Loaded> {
     let (load, config) = weights(args)?;
     let (tokenizer, name) = (tokenizer(args)?, name(args));
     if tokenizer.vocab_size() as usize > config.vocab_size {
@@ -318,15 +323,14 @@ pub fn open(args: &ModelArgs, tiers: TierOptions) -> Result<Loaded> {
     }
     // Checkpoints with the DSpark drafter are the retrained ones; the tiny model never saw an effort text either.
     let efforts = if config.dspark.is_some() { EffortTable::July } else { EffortTable::April };
-    tiers::check_sizes(&tiers, &longwave_model::CacheLayout::new(&config, formats(args)))?;
+    tiers::check_sizes(&options.tiers, &longwave_model::CacheLayout::new(&config, formats(args)))?;
     let engine_options = EngineOptions {
         drafts: args.drafts(),
         prefix_cache: !args.no_enable_prefix_caching,
         checkpoint_interval: args.checkpoint_interval,
         spill_bytes: args.swap_space.unwrap_or(args.spill_memory),
         stall_after: std::time::Duration::from_secs(args.stall_timeout.into()),
-        tiers,
-        ..EngineOptions::default()
+        ..options
     };
     let (backend, device) = backend(args, load, &config)?;
     let engine = match backend {

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
+use longwave_engine::engine::EngineOptions;
 use longwave_serve::{App, Batches, EngineApi, ServerOptions};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -175,6 +176,9 @@ pub fn run(args: Args) -> Result<()> {
     let listener = runtime.block_on(longwave_serve::bind(&options))?;
     let batches = args.batching.open()?;
     if let Some(file) = &args.script {
+        if args.observing.operator_times() {
+            tracing::info!("--operator-times has no effect with --script: nothing is computed");
+        }
         let tokenizer = load::tokenizer(&args.model)?;
         let context = args.model.max_model_len.unwrap_or(longwave_model::presets::flash().max_position_embeddings);
         let engine = script::engine(file, tokenizer.clone(), context)?;
@@ -184,7 +188,9 @@ pub fn run(args: Args) -> Result<()> {
         let app = App::new(options, engine, tokenizer).with_explorer(explorer);
         return serve(&runtime, listener, app, batches, started);
     }
-    let model = load::open(&args.model, tiers.clone())?;
+    let operator_times = args.observing.operator_times();
+    let engine_options = EngineOptions { tiers: tiers.clone(), operator_times, ..EngineOptions::default() };
+    let model = load::open_with(&args.model, engine_options)?;
     tracing::info!("{}", model.summary);
 
     options.served_model_names =

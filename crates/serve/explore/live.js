@@ -3,6 +3,7 @@
 import { h, legend } from "./dom.js";
 import { grouped } from "./memory_data.js";
 import { USES, drawPool, drawSteps, unitSize } from "./live_figures.js";
+import { means, recent, summed } from "./live_operators.js";
 import { follow } from "./live_source.js";
 
 const STEPS_KEPT = 1000;
@@ -27,6 +28,12 @@ function split(steps) {
   return `Of ${ms(wall)} on average, ${ms(run)} in the backend and ${ms(wall - run)} for planning and the rest of the engine.`;
 }
 
+/** What the table of operators is made of. */
+function operatorsSaid(steps, us) {
+  if (steps === 0) return "No times yet. A server that was started with --operator-times takes them while it works and somebody looks.";
+  return `Means of ${grouped(steps)} ${steps === 1 ? "step" : "steps"}: ${ms(us / 1000)} in operators. Steps take longer while somebody looks.`;
+}
+
 /** The board without its source, so that it can be tried with made-up views. */
 export function board() {
   const facts = h("dl", { class: "facts", id: "live-facts" });
@@ -37,13 +44,16 @@ export function board() {
   const tree = h("ul", { class: "tree" });
   const drafts = h("div", { class: "bars" });
   const reports = h("tbody", {});
+  const operators = h("tbody", {});
+  const operatorNote = h("p", { class: "note", style: "margin-bottom: 8px", id: "live-operator-note" });
+  const operatorTable = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Operators", hidden: true },
+    h("table", { id: "live-operators" }, head("Operator", "Calls per step", "µs per step", "Share"), operators));
+  const ofOperators = recent();
   const stepNote = h("p", { class: "note", style: "margin-top: 8px", id: "live-step-note" });
   const canvases = new Map();
   const kept = [];
   let before = null;
   let rates = { prompt: 0, output: 0 };
-
-  const head = (...names) => h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col" }, name))));
   const element = h("div", { class: "stack" },
     h("section", { class: "card", "aria-label": "Now" }, facts),
     h("section", { class: "card" }, h("h2", {}, "Cache, unit by unit"),
@@ -62,7 +72,8 @@ export function board() {
       h("section", { class: "card" }, h("h2", {}, "What was reused, and why no more"),
         h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Reuse" }, h("table", { id: "live-reports" },
           head("Prompt", "Reused", "Ended by"), reports)))),
-    h("section", { class: "card" }, h("h2", {}, "Drafts that were right, by place"), drafts));
+    h("section", { class: "card" }, h("h2", {}, "Drafts that were right, by place"), drafts),
+    h("section", { class: "card" }, h("h2", {}, "Operators of a step"), operatorNote, operatorTable));
 
   function show(view) {
     const now = performance.now() / 1000;
@@ -90,6 +101,11 @@ export function board() {
     for (const pool of view.pools) drawOne(pool, size);
     drawSteps(steps, kept);
     stepNote.textContent = split(kept);
+    const timed = ofOperators(view.operators, now);
+    const mean = means(timed);
+    operatorNote.textContent = operatorsSaid(timed.steps, mean.us);
+    operatorTable.hidden = timed.steps === 0;
+    rows(operators, mean.lines, "", 4);
     rows(latencies, Object.entries(LATENCIES).map(([name, said]) => {
       const { count, p50, p90, p99 } = view.latencies[name];
       return [said, ...[p50, p90, p99].map((value) => (value === null ? "–" : ms(value))), grouped(count)];
@@ -139,6 +155,8 @@ export function board() {
   return { element, show };
 }
 
+const head = (...names) => h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col" }, name))));
+
 /** Replaces the rows of a table body. */
 function rows(body, lines, nothing, columns) {
   body.replaceChildren(...(lines.length ? lines.map((line) => h("tr", {}, line.map((text, place) =>
@@ -159,9 +177,12 @@ export function live(main) {
   const begin = () => {
     form.hidden = true;
     end = follow({
-      // A view that came before the last one was drawn takes its place; its steps are kept.
+      // A view that came before the last one was drawn takes its place; its steps and operators are kept.
       show: (view) => {
-        if (frame) view.step_list = [...newest.step_list, ...view.step_list];
+        if (frame) {
+          view.step_list = [...newest.step_list, ...view.step_list];
+          view.operators = summed([newest.operators, view.operators]);
+        }
         newest = view;
         said.textContent = "";
         frame ||= requestAnimationFrame(draw);

@@ -39,6 +39,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("words.js", JS, include_str!("../explore/words.js")),
     ("live.js", JS, include_str!("../explore/live.js")),
     ("live_figures.js", JS, include_str!("../explore/live_figures.js")),
+    ("live_operators.js", JS, include_str!("../explore/live_operators.js")),
     ("live_source.js", JS, include_str!("../explore/live_source.js")),
     ("memory.js", JS, include_str!("../explore/memory.js")),
     ("memory_data.js", JS, include_str!("../explore/memory_data.js")),

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
+use longwave_engine::operators::OperatorSums;
 use longwave_engine::view::{RequestView, RunView, StepView, UnitUse, View};
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, oneshot};
@@ -92,7 +93,8 @@ pub(crate) async fn live(
 fn event(app: &App, view: &View, seen_step: Option<u64>) -> Value {
     let status = &view.status;
     let pools = ["large", "middle", "small"].iter().zip(&view.units).map(|(name, units)| pool(name, units));
-    let steps = view.steps.iter().filter(|step| seen_step.is_none_or(|seen| step.number > seen));
+    let steps: Vec<&StepView> =
+        view.steps.iter().filter(|step| seen_step.is_none_or(|seen| step.number > seen)).collect();
     json!({
         "running": status.running, "waiting": status.waiting, "seats": status.limits.seats,
         "steps": status.steps, "prompt_tokens": status.prompt_tokens, "output_tokens": status.output_tokens,
@@ -106,7 +108,8 @@ fn event(app: &App, view: &View, seen_step: Option<u64>) -> Value {
         "pools": pools.collect::<Value>(),
         "requests": view.requests.iter().map(request).collect::<Value>(),
         "tree": view.tree.iter().map(run).collect::<Value>(), "tree_hidden": view.tree_hidden,
-        "step_list": steps.map(step).collect::<Value>(),
+        "operators": operators(&steps),
+        "step_list": steps.into_iter().map(step).collect::<Value>(),
         "latencies": app.metrics.latencies(),
         "reports": app.prefixes.newest(REPORTS),
     })
@@ -140,8 +143,20 @@ fn step(view: &StepView) -> Value {
     json!([view.number, view.wall_us, view.prompt_tokens, view.output_tokens, view.running, view.run_us])
 }
 
+/// What operators took in all of `steps` that were timed, and how many these are: a list of every step would be long.
+fn operators(steps: &[&StepView]) -> Value {
+    let mut sums = OperatorSums::default();
+    let timed: Vec<_> = steps.iter().filter(|step| !step.operators.is_empty()).collect();
+    timed.iter().flat_map(|step| step.operators.iter()).for_each(|time| sums.merge(time));
+    let times = sums.table();
+    let times = times.iter().map(|time| json!({"name": time.name, "calls": time.calls, "us": time.us}));
+    json!({"steps": timed.len(), "times": times.collect::<Value>()})
+}
+
 #[cfg(test)]
 mod tests {
+    use longwave_engine::operators::OperatorTime;
+
     use super::*;
 
     #[test]
@@ -149,5 +164,23 @@ mod tests {
         let units = [UnitUse::LongLived, UnitUse::LongLived, UnitUse::Free, UnitUse::Shared];
         assert_eq!(pool("large", &units), json!({"name": "large", "total": 4, "runs": [1, 2, 0, 1, 5, 1]}));
         assert_eq!(pool("small", &[])["runs"], json!([]));
+    }
+
+    #[test]
+    fn operators_are_summed_over_the_steps_that_were_timed() {
+        let time = |name, calls, us| OperatorTime { name, calls, us };
+        let step = |operators: Vec<OperatorTime>| StepView { operators: operators.into(), ..StepView::default() };
+        let steps = [
+            step(vec![]),
+            step(vec![time("router", 43, 80.5), time("lm_head", 1, 60.0)]),
+            step(vec![time("lm_head", 1, 61.5), time("router", 43, 20.0)]),
+        ];
+        assert_eq!(
+            operators(&steps.iter().collect::<Vec<_>>()),
+            json!({"steps": 2, "times": [
+                {"name": "lm_head", "calls": 2, "us": 121.5}, {"name": "router", "calls": 86, "us": 100.5},
+            ]})
+        );
+        assert_eq!(operators(&[&steps[0]]), json!({"steps": 0, "times": []}));
     }
 }

@@ -1,9 +1,9 @@
-//! Flags about what the server writes to its log.
-//! Assumes that nobody's text belongs there unless somebody asked for it.
+//! Flags about what the server writes to its log and what it measures.
+//! Assumes that nobody's text belongs into a log unless somebody asked for it, and that speed comes before times.
 
-/// Flags of `longwave serve` about logs.
+/// Flags of `longwave serve` about logs and times.
 #[derive(clap::Args)]
-#[command(next_help_heading = "Logs")]
+#[command(next_help_heading = "Logs and times")]
 pub struct ObservingArgs {
     /// Do not log the line about the engine that comes every ten seconds while there is work.
     #[arg(long)]
@@ -14,6 +14,11 @@ pub struct ObservingArgs {
     /// Most characters of a logged prompt; all by default.
     #[arg(long, value_name = "N", requires = "enable_log_requests")]
     max_log_len: Option<usize>,
+    /// Time the operators of steps (kernels on a GPU) while somebody looks at the explorer's live view or `longwave top`, which
+    /// then show them. Whoever looks makes all requests slower: until 10 s after the last look, steps run without CUDA
+    /// graphs and with a timer behind every operator. Answers stay the same.
+    #[arg(long)]
+    operator_times: bool,
     /// Not needed: HTTP requests are counted (GET /metrics) and not logged.
     #[arg(long, hide_short_help = true)]
     disable_uvicorn_access_log: bool,
@@ -31,6 +36,11 @@ impl ObservingArgs {
     /// Characters of each prompt to log, if any.
     pub fn log_requests(&self) -> Option<usize> {
         self.enable_log_requests.then(|| self.max_log_len.unwrap_or(usize::MAX))
+    }
+
+    /// Whether operators may be timed.
+    pub fn operator_times(&self) -> bool {
+        self.operator_times
     }
 
     /// What to say about flags without an effect.
