@@ -4,6 +4,7 @@
 //! with what may be wrong, before the screen is taken over; one that goes away later is asked again.
 
 mod feed;
+mod operators;
 mod screen;
 
 use std::io::IsTerminal;
@@ -127,6 +128,11 @@ mod tests {
         };
         board.take(view(1000), 1.0);
         board.take(view(1100), 2.0);
+        assert!(!drawn(&board, PRINTED).unwrap().contains("operator"), "not where nothing is timed");
+        let mut timed = view(1100);
+        timed["operators"] = json!({"steps": 4, "times": [{"name": "index select", "calls": 84, "us": 4938.0},
+                                                          {"name": "lm_head", "calls": 4, "us": 962.0}]});
+        board.take(timed, 2.0);
         let text = drawn(&board, PRINTED).unwrap();
         for part in [
             "http://here:1",
@@ -140,6 +146,9 @@ mod tests {
             "25 %",
             "diverged",
             "90 %",
+            "operator",
+            "1234.5  83.7 %",
+            "lm_head",
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }

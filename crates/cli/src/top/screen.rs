@@ -1,21 +1,24 @@
-//! The screen of `longwave top`: facts, pools, steps, requests, reuse. Draws what a view holds at any size of terminal;
-//! what does not fit is left out from below. Assumes views of this version's server and shows zeros for what is missing.
+//! The screen of `longwave top`: facts, pools, steps with their operators where these are timed, requests, reuse. Draws what
+//! a view holds at any size of terminal; what does not fit is left out from below. Assumes views of this version's server and shows zeros for what is missing.
 
 use std::collections::VecDeque;
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
-use ratatui::text::{Line, Span};
+use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Paragraph, Row, Sparkline, Table};
 use serde_json::Value;
 
+use crate::top::operators::Operators;
 use crate::units::grouped;
 
 /// Steps that are remembered.
 const STEPS: usize = 400;
 /// Seconds over which rates are smoothed.
 const SMOOTH_S: f64 = 2.0;
+/// Room for operators and their times beside the steps.
+const OPERATOR_COLUMNS: u16 = 50;
 /// What units are used for, as the server numbers it.
 const USES: [(&str, Color); 6] = [
     ("free", Color::DarkGray),
@@ -37,12 +40,21 @@ pub struct Board {
     rates: [f64; 2],
     /// Wall times of the last steps, us.
     steps: VecDeque<u64>,
+    operators: Operators,
 }
 
 impl Board {
     /// Nothing known yet.
     pub fn new(url: String) -> Board {
-        Board { url, view: None, said: None, at_s: 0.0, rates: [0.0; 2], steps: VecDeque::new() }
+        Board {
+            url,
+            view: None,
+            said: None,
+            at_s: 0.0,
+            rates: [0.0; 2],
+            steps: VecDeque::new(),
+            operators: Operators::default(),
+        }
     }
 
     /// A view came at `at_s`.
@@ -58,6 +70,7 @@ impl Board {
         for step in view["step_list"].as_array().into_iter().flatten() {
             self.steps.push_back(number(&step[1]));
         }
+        self.operators.take(&view["operators"], at_s);
         self.steps.drain(..self.steps.len().saturating_sub(STEPS));
         (self.view, self.said, self.at_s) = (Some(view), None, at_s);
     }
@@ -94,7 +107,12 @@ impl Board {
         };
         frame.render_widget(Paragraph::new(self.facts(view)), facts);
         draw_pools(frame, pools, view);
+        let columns = if self.operators.means().is_empty() { 0 } else { OPERATOR_COLUMNS };
+        let [steps, operators] = Layout::horizontal([Constraint::Fill(1), Constraint::Length(columns)])
+            .spacing(u16::from(columns > 0) * 2)
+            .areas(steps);
         self.draw_steps(frame, steps);
+        self.draw_operators(frame, operators);
         draw_requests(frame, requests, view);
         draw_reports(frame, reports, view);
     }
@@ -150,6 +168,22 @@ impl Board {
         });
         frame.render_widget(Paragraph::new(last.bold()), title);
         frame.render_widget(Sparkline::default().data(&shown).style(Style::new().fg(Color::Blue)), bars);
+    }
+
+    /// The longest operators, as many as there is room for.
+    fn draw_operators(&self, frame: &mut Frame, area: Rect) {
+        let rows = self.operators.means().into_iter().map(|mean| {
+            let cell = |text: String| Text::from(text).right_aligned();
+            Row::new([
+                Text::from(mean.name),
+                cell(format!("{:.1}", mean.us)),
+                cell(format!("{:.1} %", 100.0 * mean.share)),
+            ])
+        });
+        let names =
+            [Text::from("operator"), Text::from("us a step").right_aligned(), Text::from("share").right_aligned()];
+        let widths = [Constraint::Fill(1), Constraint::Length(10), Constraint::Length(7)];
+        frame.render_widget(Table::new(rows, widths).header(Row::new(names).bold()), area);
     }
 }
 

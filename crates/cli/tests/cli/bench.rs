@@ -171,6 +171,22 @@ fn operators_of_steps_are_measured_beside_their_floors() {
 }
 
 #[test]
+fn top_shows_the_operators_of_a_server_that_times_them_for_those_who_look() {
+    let server = Server::start(&["--operator-times"]);
+    // The first look sets the timers going, so the next one may have something to show.
+    assert!(!printed(&["top", server.address(), "--once"]).contains("operator"));
+    // On a busy machine the load may come too long after the look.
+    let shown = (0..10).find_map(|_| {
+        printed(&load(&server, "--requests 2 --sessions 1 --input-len 600 --output-len 4"));
+        Some(printed(&["top", server.address(), "--once"])).filter(|text| text.contains("operator"))
+    });
+    let text = shown.expect("steps that were watched");
+    for part in ["us a step", "routed and shared experts", " %"] {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+}
+
+#[test]
 fn top_shows_a_server_and_says_why_it_cannot() {
     let server = Server::start::<&str>(&[]);
     printed(&load(&server, "--requests 2 --sessions 1 --input-len 600 --output-len 4"));
