@@ -198,3 +198,19 @@ fn the_same_bits_however_it_is_served() {
     }
     assert!(differences.values().all(|&n| n == 0), "{differences:?}");
 }
+
+/// Timers take streams, graphs and what is launched as one apart.
+#[test]
+fn operators_that_are_timed_have_the_same_bits() {
+    let Some(backend) = on_gpu(2, 512, FORMATS) else { return };
+    let requests = proof::workload(5, 3, if small() { 140 } else { 700 }, 6, 16, 2432);
+    let mut engine = Engine::new(backend, plain());
+    let reference = proof::serve(&mut engine, &requests, 2);
+    engine.backend_mut().time_operators(true).unwrap();
+    let timed = proof::serve(&mut engine, &requests, 2);
+    let times = engine.backend_mut().time_operators(false).unwrap();
+    assert!(proof::compare(&reference, &timed).is_equal());
+    for name in ["compressor projection", "index compressor projection", "index weights", "routed experts", "wo_b"] {
+        assert!(times.iter().any(|time| time.name == name && time.us > 0.0), "{name} was not timed: {times:?}");
+    }
+}
