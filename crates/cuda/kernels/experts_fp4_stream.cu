@@ -193,6 +193,7 @@ __device__ __forceinline__ uint32_t arrange(uint32_t low, uint32_t high) {
     extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)                                                      \
         name(const uint8_t* w, const uint8_t* w_scales, const float* w_factors, const uint8_t* x, const float* x_scales, \
              const int* groups, const unsigned* inputs, float* y, unsigned rows, unsigned cols, unsigned group_count) {  \
+        /* Not earlier: the next kernel's blocks would take room from this one's that have not begun. */                 \
         longwave::wait_before();                                                                                         \
         longwave::start_next();                                                                                          \
         experts<whole>({w, w_scales, w_factors, x, x_scales, groups, inputs, y, rows, cols, group_count});               \

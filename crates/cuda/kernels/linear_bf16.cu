@@ -207,7 +207,7 @@ __device__ __forceinline__ void many(const uint16_t* __restrict__ w, const uint1
 #define FEW(name, tiles, split, ahead, resident)                                                                         \
     extern "C" __global__ void __launch_bounds__(WARPS * 32, resident) linear_bf16_##name(PARAMETERS) {                  \
         longwave::start_next();                                                                                          \
-        few<tiles, split, ahead>(w, x, y, rows, cols, tokens, blockIdx.x);                                                           \
+        few<tiles, split, ahead>(w, x, y, rows, cols, tokens, blockIdx.x);                                               \
     }
 #define MANY(split)                                                                                                      \
     extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) linear_bf16_many_##split(PARAMETERS) {                   \
@@ -235,8 +235,8 @@ FEW(deep, 1, 8, 4, 1)
 
 // Three matrices of the same inputs, at most 8 tokens, from 2048 columns on. Grid: the row tiles of all.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 2)
-linear_bf16_three(const uint16_t* w0, const uint16_t* w1, const uint16_t* w2, float* y0, float* y1, float* y2, unsigned rows0, unsigned rows1,
-                  unsigned rows2, const uint16_t* x, unsigned cols, unsigned tokens) {
+linear_bf16_three(const uint16_t* w0, const uint16_t* w1, const uint16_t* w2, float* y0, float* y1, float* y2, unsigned rows0,
+                  unsigned rows1, unsigned rows2, const uint16_t* x, unsigned cols, unsigned tokens) {
     longwave::start_next();
     const unsigned first = (rows0 + ROWS - 1) / ROWS, second = first + (rows1 + ROWS - 1) / ROWS;
     const unsigned which = (blockIdx.x >= first) + (blockIdx.x >= second);

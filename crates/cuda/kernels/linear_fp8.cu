@@ -1,6 +1,6 @@
 // architectures: 90a 100a
 // y = W x: W e4m3 [rows, cols] with a float scale per 128 x 128 block, x e4m3 [tokens, cols] with a float scale per 128
-// columns, y float [tokens, rows]. Hopper has linear_fp8_wide.cu. linear_fp8.md has floor, design and measured steps. With G groups, W is
+// columns, y float [tokens, rows]. Hopper has others (linear_fp8_wide.cu). linear_fp8.md has floor, design and measured steps. With G groups, W is
 // [G, rows, cols], x [tokens, G, cols], y [tokens, G, rows]; then rows % 128 == 0.
 //
 // A row's column blocks are summed in SPLIT parts: part p has the blocks p, p + SPLIT, ..., each multiplied on the tensor

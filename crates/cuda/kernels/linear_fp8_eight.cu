@@ -3,9 +3,9 @@
 // linear_fp8_wide.cu, which takes more tokens. linear_fp8.md has floor, design and measured steps.
 //
 // Weights go from memory to registers and from there to the tensor cores (A), with no copy engine and no barriers in between. The
-// warps of a block have the same sixteen weight rows and take turns with the column blocks. Inputs of the four blocks of a warpgroup are
-// columns of B; of its products a warp uses those with its own. Sums of column blocks meet in shared
-// memory, where they are scaled and added one after the other. Needs rows % 16 == 0 (128 with several groups), cols % 128 == 0.
+// warps of a block have the same sixteen weight rows and take turns with the column blocks. Inputs of the four blocks of a
+// warpgroup are columns of B; of its products a warp uses those with its own. Sums of column blocks meet in shared memory, where
+// they are scaled and added one after the other. Needs rows % 16 == 0 (128 with several groups), cols % 128 == 0.
 #include <stdint.h>
 
 #include "common/cluster.cuh"
@@ -65,8 +65,8 @@ struct Weights {
     }
 };
 
-// Brings the inputs of a group and their scales to shared memory: for each column block TOKENS rows of 128 bytes, columns in the order
-// in which lanes have them. All threads of the block call it.
+// Brings the inputs of a group and their scales to shared memory: for each column block TOKENS rows of 128 bytes, columns in the
+// order in which lanes have them. All threads of the block call it.
 template <unsigned TOKENS>
 __device__ __forceinline__ void bring_inputs(const Operands& o, unsigned group, uint32_t inputs, float* scales) {
     const unsigned blocks = o.cols / BLOCK, steps = 4 * blocks;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void bring_inputs(const Operands& o, unsigned group, 
 }
 
 // One of the four, whatever the others are.
-__device__ __forceinline__ float select(const float (&products)[16], unsigned part, unsigned v) {
+__device__ __forceinline__ float product_of(const float (&products)[16], unsigned part, unsigned v) {
     float own;
     asm("{\n.reg .pred p, q, r;\nsetp.eq.u32 p, %5, 1;\nsetp.eq.u32 q, %5, 2;\nsetp.eq.u32 r, %5, 3;\n"
         "selp.f32 %0, %2, %1, p;\nselp.f32 %0, %3, %0, q;\nselp.f32 %0, %4, %0, r;\n}\n"
@@ -96,18 +96,18 @@ __device__ __forceinline__ float select(const float (&products)[16], unsigned pa
     return own;
 }
 
-// Writes a lane's products of the column block `part` of four, whatever the others are: rows g and g + 8, `next` and eight `next` apart from
-// another, of tokens that are ROWS `next` apart.
+// Writes a lane's products of the column block `part` of four: rows g and g + 8, `next` values from one row to the next, of tokens
+// that are ROWS rows apart.
 __device__ __forceinline__ void write_own(const float (&product)[16], unsigned part, float* to, unsigned next) {
     const unsigned lane = threadIdx.x % 32;
     to += (lane % 4 * 2 * ROWS + lane / 4) * next;
 #pragma unroll
     for (unsigned v = 0; v < 4; v++) {
-        to[(v % 2 * ROWS + v / 2 * 8) * next] = select(product, part, v);
+        to[(v % 2 * ROWS + v / 2 * 8) * next] = product_of(product, part, v);
     }
 }
 
-// The same of two tokens: all four blocks are eight columns, of which a lane has two.
+// The same of two tokens: eight columns hold all four blocks, and a lane has two of them.
 __device__ __forceinline__ void write_own(const float (&product)[4], unsigned part, float* to, unsigned next) {
     const unsigned lane = threadIdx.x % 32;
     if (lane % 4 == part) {
@@ -244,14 +244,14 @@ __device__ __forceinline__ void products(const Operands& o) {
 
 }  // namespace
 
-// Grid: at most twice as many blocks as multiprocessors, 256 threads. Dynamic shared memory: see linear_fp8.rs. For up to 16 column blocks
-// in one group, and up to 128; for two tokens, and eight.
-#define ENTRY(steps, most)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) linear_fp8_eight_##steps##_##most(                          \
+// Grid: at most twice as many blocks as multiprocessors, 256 threads. Dynamic shared memory: see linear_fp8.rs. For up to 16 column
+// blocks in one group, and up to 128; for two tokens, and eight.
+#define ENTRY(steps, held)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) linear_fp8_eight_##steps##_##held(                          \
         const uint8_t* w, const float* w_scales, const uint8_t* x, const float* x_scales, float* y, unsigned rows,       \
         unsigned cols, unsigned tokens, unsigned groups) {                                                               \
         longwave::start_next();                                                                                          \
-        products<steps, most>({w, w_scales, x, x_scales, y, rows, cols, tokens, groups});                                \
+        products<steps, held>({w, w_scales, x, x_scales, y, rows, cols, tokens, groups});                                \
     }
 
 ENTRY(2, 2)

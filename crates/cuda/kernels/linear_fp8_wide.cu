@@ -5,7 +5,8 @@
 //
 // Tokens are the 64 rows of a warpgroup's product, weights its columns; codes come to shared memory by the copy engine and go to
 // the tensor cores as they are. A block of 128 columns is one sum there, scaled by both scales and added to those before it in
-// float. So a token has the same bits from either kernel and with any other tokens. Needs rows % 16 == 0 (128 with several groups), cols % 128 == 0.
+// float. So a token has the same bits from any of these kernels and with any other tokens; up to eight tokens have one of their own
+// (linear_fp8_eight.cu). Needs rows % 16 == 0 (128 with several groups), cols % 128 == 0.
 #include <stdint.h>
 
 #include "common/barrier.cuh"

@@ -1,5 +1,5 @@
 // Kernels may begin while the one before them in the stream ends (programmatic dependent launch). Every kernel calls overlap(),
-// or start_next() and then wait_before(), or the latter alone, before it reads or writes what another kernel writes or reads:
+// or both of its parts in either order, or wait_before() alone, before it reads or writes what another kernel writes or reads:
 // after the wait the kernels before it are done and what they wrote is seen, by loads of read-only data as well (__ldg; before
 // the wait stand only those of weights). A kernel that ends without waiting would let the one behind it begin too early.
 #pragma once

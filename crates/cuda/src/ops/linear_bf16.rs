@@ -65,6 +65,7 @@ impl LinearBf16 {
         let one = products[0];
         let same = products.iter().all(|p| (p.x, p.cols, p.tokens) == (one.x, one.cols, one.tokens));
         assert!(same, "products that are launched as one have the same inputs");
+        assert!(one.cols.is_multiple_of(128), "bf16 products have a multiple of 128 columns, not {}", one.cols);
         if one.tokens == 0 || one.tokens > 8 || parts(one.cols) != 8 {
             return products.iter().try_for_each(|p| self.launch(stream, p));
         }

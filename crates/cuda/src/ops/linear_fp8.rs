@@ -17,14 +17,14 @@ const SMALL_BYTES: u32 = 3 * (128 * 128 + 256 + 64 * 4) + 64 * 64 * 4;
 
 /// Shared memory of a block of Hopper's tiles: stages of both operands and barriers.
 const TILES_BYTES: u32 = 6 * (2 * 128 * 128 + 16);
-/// Shared memory for stages of weights that stream, about, so that a block of the next kernel has room beside it.
+/// Shared memory for stages of weights that stream, about.
 const STREAM_BYTES: u32 = 80 << 10;
 /// Columns at most: on Hopper sums of as many column blocks of eight tokens fit shared memory.
 pub const MOST_COLS: u32 = 128 * 128;
-/// Up to so many tokens weights can go straight to registers, which pays from so many columns on and for inputs of so many bytes.
+/// Up to so many tokens weights can go straight to registers. That is faster from 2,048 columns on; beyond 4,096 columns for two tokens
+/// only, since inputs of more leave room for one block on a multiprocessor.
 const EIGHT: u32 = 8;
-const EIGHT_COLS: u32 = 2048;
-const EIGHT_INPUTS: u32 = 32 << 10;
+const EIGHT_COLS: [u32; 2] = [2048, 4096];
 /// Behind the stages lies what products of 64 rows read of fewer tokens.
 const STREAM_BEHIND: u32 = 8 << 10;
 /// What a block takes at most: eight stages of 64 rows and 64 tokens.
@@ -140,7 +140,8 @@ impl LinearFp8 {
     pub fn form(&self, p: &Fp8Product) -> Form {
         let large = p.tokens.div_ceil(128) * p.rows.div_ceil(128) * p.groups >= self.multiprocessors;
         match (self.hopper.is_some(), p.tokens) {
-            (true, ..=EIGHT) if p.cols >= EIGHT_COLS && p.tokens * p.cols <= EIGHT_INPUTS => Form::Eight,
+            (true, ..=2) if p.cols >= EIGHT_COLS[0] => Form::Eight,
+            (true, ..=EIGHT) if (EIGHT_COLS[0]..=EIGHT_COLS[1]).contains(&p.cols) => Form::Eight,
             (true, ..=STREAMED) => Form::Stream,
             (true, _) => Form::Tiles,
             (false, ..=FEW) => Form::Few,

@@ -117,7 +117,7 @@ fn pairs_agree_and_do_not_depend_on_their_group() {
     let Some(mut rig) = rig(2 << 30) else { return };
     let mut fresh = Fresh::new();
     for (experts, rows, cols) in
-        [(3usize, 16usize, 128usize), (2, 2048, 4096), (2, 4096, 2048), (4, 272, 256), (2, 400, 384)]
+        [(3usize, 16usize, 128usize), (2, 2048, 4096), (2, 4096, 2048), (4, 272, 256), (2, 400, 384), (2, 80, 1408)]
     {
         if small() && rows > 512 {
             continue;

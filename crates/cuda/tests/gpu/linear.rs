@@ -118,6 +118,9 @@ fn many_tokens_and_groups_have_the_bits_of_few_and_of_one() {
         (2, 128, 256),
         (8, 1024, 4096),
         (3, 256, 2048),
+        (1, 12_288, 2048),
+        (1, 8192, 4224),
+        (1, 32, 16_384),
     ] {
         if small() && groups * rows * cols > 1 << 19 {
             continue;
@@ -144,7 +147,7 @@ fn many_tokens_and_groups_have_the_bits_of_few_and_of_one() {
             (0..cols).map(|k| w[g].value(r, k) * x.value(t, g * cols + k)).sum::<f64>() as f32
         };
         let reference: Vec<f32> = at.iter().map(exact).collect();
-        let sizes = [(0, 1), (299, 1), (3, 8), (100, 16), (7, 32), (1, 33), (200, 64), (64, 130)];
+        let sizes = [(0, 1), (299, 1), (5, 2), (11, 5), (3, 8), (100, 16), (7, 32), (1, 33), (200, 64), (64, 130)];
         for forms in linear.forms() {
             let form = forms[forms.len() - 1];
             operands.y.fill(&rig.stream, 0xff).unwrap();
