@@ -22,9 +22,9 @@ pub fn run() -> Result<(), Failure> {
 pub fn page() -> Result<String, Failure> {
     let (steps, ranks, operators) = (results("h200_steps")?, results("h200_ranks")?, results("h200_operators")?);
     let mut out = String::from(HEAD);
-    twelve_layers(&mut out, &steps)?;
     one_gpu(&mut out, &steps)?;
     two_gpus(&mut out, &ranks["flash"])?;
+    drafts(&mut out, &steps["drafts_12_layers"])?;
     products(&mut out, &operators)?;
     others(&mut out, &operators)?;
     prefill(&mut out, &steps, &ranks["flash"])?;
@@ -81,26 +81,8 @@ fn head(out: &mut String, title: &str, text: &str, columns: &[&str]) {
     line(out, &vec!["---".into(); columns.len()]);
 }
 
-/// What the newest kernels changed.
-fn twelve_layers(out: &mut String, steps: &Value) -> Result<(), Failure> {
-    let text = "Twelve layers with head and embedding, measured through the engine: the newest kernels beside those \
-                before them. Steps and prefill of 36 and 43 layers below are still those of the kernels before.";
-    head(out, "The newest kernels", text, &["", "context", "now", "before"]);
-    for step in list(steps, "/layers_12/steps")? {
-        let [batch, tokens, ms, before] = ["/batch", "/context", "/ms", "/before_ms"].map(|p| number(step, p));
-        let name = format!("a step of {}, ms", batch?);
-        line(out, &[name, context(tokens?), format!("{:.2}", ms?), format!("{:.2}", before?)]);
-    }
-    for prompt in list(steps, "/layers_12/prefill")? {
-        let [tokens, now, before] = ["/context", "/tokens_per_s", "/before"].map(|p| number(prompt, p));
-        line(out, &["prefill, tokens per second".into(), context(tokens?), now?.to_string(), before?.to_string()]);
-    }
-    Ok(())
-}
-
 fn one_gpu(out: &mut String, steps: &Value) -> Result<(), Failure> {
-    let text =
-        "36 of 43 layers with head and embedding, as many as fit; a step of all sequences. Kernels before the newest.";
+    let text = "36 of 43 layers with head and embedding, as many as fit; a step of all sequences.";
     head(out, "A decode step on one H200", text, &["sequences", "context", "ms", "floor", "ms / floor"]);
     for step in list(steps, "/layers_36/steps")? {
         let [batch, tokens, ms, floor] = ["/batch", "/context", "/ms", "/floor_ms"].map(|p| number(step, p));
@@ -121,7 +103,7 @@ fn one_gpu(out: &mut String, steps: &Value) -> Result<(), Failure> {
 
 fn two_gpus(out: &mut String, flash: &Value) -> Result<(), Failure> {
     let peer = |name: &str| number(flash, &format!("/peer/{name}")).map(|ms| format!("{ms:.2}"));
-    let text = "All 43 layers, `--tensor-parallel-size 2`, kernels before the newest. vLLM 0.33 with tensor and expert parallelism; its batches stand behind 8K \
+    let text = "All 43 layers, `--tensor-parallel-size 2`. vLLM 0.33 with tensor and expert parallelism; its batches stand behind 8K \
                 tokens, ours behind the context given.";
     head(out, "A decode step on two H200", text, &["sequences", "context", "ms", "vLLM, ms"]);
     for step in list(flash, "/steps")? {
@@ -135,6 +117,22 @@ fn two_gpus(out: &mut String, flash: &Value) -> Result<(), Failure> {
             _ => String::new(),
         };
         line(out, &[batch.to_string(), context(tokens), format!("{:.2}", ms?), vllm]);
+    }
+    Ok(())
+}
+
+fn drafts(out: &mut String, steps: &Value) -> Result<(), Failure> {
+    let text = "Twelve layers and the MTP module: a step that verifies 2, 4 or 8 tokens of every sequence and drafts again, \
+                beside a step of one token without drafting; in brackets the ratio.";
+    head(out, "Steps with drafts", text, &["sequences", "context", "1 token, ms", "2", "4", "8"]);
+    for (batch, tokens) in [(1, 1000), (1, 8192), (1, 65_536), (8, 1000), (32, 1000)] {
+        let ms = |drafts: u32| number(steps, &format!("/{batch} x {tokens}/{drafts}"));
+        let one = ms(0)?;
+        let mut cells = vec![batch.to_string(), context(f64::from(tokens)), format!("{one:.2}")];
+        for drafts in [1, 3, 7] {
+            cells.push(format!("{:.2} ({:.2})", ms(drafts)?, ms(drafts)? / one));
+        }
+        line(out, &cells);
     }
     Ok(())
 }
@@ -214,7 +212,7 @@ fn others(out: &mut String, operators: &Value) -> Result<(), Failure> {
 
 fn prefill(out: &mut String, steps: &Value, flash: &Value) -> Result<(), Failure> {
     let columns = ["prompt", "one H200, 36 layers", "floor", "two H200, 43 layers", "vLLM on two"];
-    head(out, "Prefill", "Tokens per second, 2,048 tokens a step, kernels before the newest.", &columns);
+    head(out, "Prefill", "Tokens per second, 2,048 tokens a step.", &columns);
     for tokens in [8192, 131_072] {
         let of = |value: &Value, at: &str| number(value, &format!("{at}/1 x {tokens}")).map(|v| v.to_string());
         let [one, floor] = ["prefill_tokens_per_s", "prefill_floor_tokens_per_s"]
