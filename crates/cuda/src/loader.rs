@@ -57,6 +57,8 @@ pub struct Loader<'a> {
     pub arena: &'a mut Arena,
     /// Called with the bytes of each tensor that arrived.
     pub progress: &'a mut dyn FnMut(u64),
+    /// Rows of routed experts so far, and those of them whose scales are so far apart that Hopper's codes round the smallest weights.
+    pub expert_rows: [usize; 2],
 }
 
 /// Bytes of the arena that a rank's part of all weights of `config` needs at most, the MTP module's if it `drafts`: vectors
@@ -152,6 +154,10 @@ impl Loader<'_> {
         }
         let rows = (shape[0] * names.len()) as u32;
         let cols = 2 * shape[1] as u32;
+        for name in &scales {
+            self.expert_rows[0] += self.source.shape(name)[0];
+            self.expert_rows[1] += self.source.rows_far_apart(name);
+        }
         let factors = self.arena.slice(rows as usize * self.source.experts().len())?;
         Ok(Packed { codes: self.stacked(&weights)?, scales: self.stacked(&scales)?, factors, rows, cols })
     }

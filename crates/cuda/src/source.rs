@@ -54,6 +54,14 @@ fn gain_exponent(cols: usize) -> i32 {
     -((cols as f64).log2() / 2.0).round() as i32
 }
 
+/// Whether scales of a row, ue8m0, are so far apart that e4m3 codes relative to the largest cannot hold the smallest exactly
+/// (model.md 2.5).
+fn far_apart(scales: &[u8]) -> bool {
+    const POWERS: u8 = 14;
+    let (least, most) = scales.iter().fold((u8::MAX, 0), |(least, most), &s| (least.min(s), most.max(s)));
+    most.saturating_sub(least) > POWERS
+}
+
 impl<'a> Source<'a> {
     /// The tensors of `config` that `share` has parts of.
     pub fn new(from: Origin<'a>, config: &'a ModelConfig, share: Share) -> Source<'a> {
@@ -165,6 +173,15 @@ impl<'a> Source<'a> {
         rows.map(|i| whole[i]).collect()
     }
 
+    /// Rows of the part of routed experts' scales that are [`far_apart`]. Random ones are all alike.
+    pub fn rows_far_apart(&self, name: &str) -> usize {
+        let Origin::Checkpoint(checkpoint) = &self.from else { return 0 };
+        let (part, row) = (self.part(name), self.row(name));
+        let tensor = checkpoint.tensor(name);
+        let rows = tensor.bytes().chunks_exact(row).skip(part.rows.start).take(part.rows.len());
+        rows.filter(|scales| far_apart(&scales[part.cols.clone()])).count()
+    }
+
     /// Block scales of an e4m3 matrix, as floats.
     pub fn block_scales(&self, name: &str) -> Vec<f32> {
         let whole = match &self.from {
@@ -219,5 +236,16 @@ impl<'a> Source<'a> {
                 (0..shape[0]).flat_map(row).collect()
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scales_are_far_apart_beyond_fourteen_powers_of_two() {
+        assert!(!far_apart(&[]) && !far_apart(&[119]) && !far_apart(&[0, 14, 7]) && !far_apart(&[254, 240]));
+        assert!(far_apart(&[120, 105, 120]) && far_apart(&[0, 255]));
     }
 }

@@ -116,8 +116,9 @@ impl Worker {
             Load::Dummy(_) => Origin::Dummy(Dummy::new(&device)?),
         };
         let source = Source::new(origin, config, share);
-        let mut loader = Loader { source: &source, stream: &stream, arena: &mut arena, progress };
+        let mut loader = Loader { source: &source, stream: &stream, arena: &mut arena, progress, expert_rows: [0; 2] };
         let weights = Weights::load(&mut loader, config, options.drafts > 0)?;
+        let expert_rows = loader.expert_rows;
         let pools = Pools::new(&mut arena, &stream, layout.clone(), &pool_sizes(units))?;
         let Buffers { scratch, frequencies, stepper, boxes } =
             buffers(&device, &mut arena, config, share, &layout, context, sizes)?;
@@ -147,12 +148,13 @@ impl Worker {
             n => (format!("{n} x "), ", on each"),
         };
         let summary = format!(
-            "{count}{} ({:.0} GiB){each}: {:.2} GiB of weights, {:.2} of scratch, {:.2} for the cache",
+            "{count}{} ({:.0} GiB){each}: {:.2} GiB of weights, {:.2} of scratch, {:.2} for the cache{}",
             gpu.name,
             gib(gpu.memory_bytes),
             gib(weights_bytes),
             gib(scratch_bytes),
-            gib(pool_bytes)
+            gib(pool_bytes),
+            rounded(expert_rows, cubins::find("experts_fp4_stream", gpu.major, gpu.minor).is_some())
         );
         let memory = (free, taken + pool_bytes + RESERVE_BYTES);
         Ok((Worker { stepper, model, stream, context: device, memory }, Opened { limits, layout, summary }))
@@ -270,4 +272,25 @@ pub(crate) fn fingerprint(load: &Load, gpu: &Gpu, options: CudaOptions) -> [u8; 
         hash.update(cubin.bytes);
     }
     *hash.finalize().as_bytes()
+}
+
+/// What there is to say of rows of routed experts whose smallest weights Hopper's codes round (model.md 2.5).
+fn rounded([rows, far_apart]: [usize; 2], is_hopper: bool) -> String {
+    match far_apart {
+        1.. if is_hopper => format!(
+            "; {far_apart} of {rows} rows of routed experts have scales more than 2^14 apart, and their smallest weights are rounded"
+        ),
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounded_weights_are_told_where_they_are_rounded() {
+        assert!(rounded([4096, 3], true).contains("3 of 4096 rows"));
+        assert_eq!([rounded([4096, 0], true), rounded([4096, 3], false)], ["", ""]);
+    }
 }
