@@ -178,7 +178,7 @@ impl CudaBackend {
         let gpus = fit::gpus(&options)?;
         let load = Arc::new(load);
         let (ranks, opened) = Ranks::open(&load, &gpus, options, progress)?;
-        let Opened { limits, layout, summary } = opened;
+        let Opened { limits, layout, summary, .. } = opened;
         Ok(CudaBackend {
             tables: SeatTables::new(&layout, limits.seats),
             early: VecDeque::new(),

@@ -139,10 +139,11 @@ impl Ranks {
         }
         let all = opening.iter().map(|facts| facts.recv().unwrap_or(Err(OpenError::Thread)));
         let all: Vec<Result<Opened, OpenError>> = all.collect();
-        let (mut opened, mut failed) = (None, None);
+        let (mut opened, mut failed, mut expert_rows) = (None, None, [0; 2]);
         for (gpu, facts) in ranks.threads.iter().map(|thread| thread.gpu).zip(all) {
             let error = match facts {
                 Ok(facts) => {
+                    (0..2).for_each(|i| expert_rows[i] += facts.expert_rows[i]);
                     opened = opened.or(Some(facts));
                     continue;
                 }
@@ -156,7 +157,10 @@ impl Ranks {
             }
         }
         match (opened, failed) {
-            (Some(opened), None) => Ok((ranks, opened)),
+            (Some(mut opened), None) => {
+                opened.summary += &rounded(expert_rows);
+                Ok((ranks, opened))
+            }
             (_, failed) => Err(failed.unwrap_or(OpenError::Thread)),
         }
     }
@@ -232,9 +236,25 @@ fn agree(answers: Vec<Answer>) -> Result<Answer, String> {
     Ok(first)
 }
 
+/// What there is to say of rows of routed experts, of which some have smallest weights that Hopper's codes round (model.md 2.5).
+fn rounded([rows, far_apart]: [usize; 2]) -> String {
+    match far_apart {
+        0 => String::new(),
+        n => format!(
+            "; {n} of {rows} rows of routed experts have scales more than 2^14 apart, and their smallest weights are rounded"
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rounded_weights_are_told_where_there_are_any() {
+        assert!(rounded([4096, 3]).contains("3 of 4096 rows"));
+        assert_eq!(rounded([4096, 0]), "");
+    }
     use longwave_engine::step::SeqResult;
 
     /// Threads that answer `answers` and end.

@@ -38,6 +38,8 @@ pub(crate) struct Opened {
     pub limits: Limits,
     pub layout: CacheLayout,
     pub summary: String,
+    /// Rows of routed experts on this GPU, and those of them whose smallest weights are rounded.
+    pub expert_rows: [usize; 2],
 }
 
 /// A GPU with a model.
@@ -148,16 +150,20 @@ impl Worker {
             n => (format!("{n} x "), ", on each"),
         };
         let summary = format!(
-            "{count}{} ({:.0} GiB){each}: {:.2} GiB of weights, {:.2} of scratch, {:.2} for the cache{}",
+            "{count}{} ({:.0} GiB){each}: {:.2} GiB of weights, {:.2} of scratch, {:.2} for the cache",
             gpu.name,
             gib(gpu.memory_bytes),
             gib(weights_bytes),
             gib(scratch_bytes),
-            gib(pool_bytes),
-            rounded(expert_rows, cubins::find("experts_fp4_stream", gpu.major, gpu.minor).is_some())
+            gib(pool_bytes)
         );
+        let is_hopper = cubins::find("experts_fp4_stream", gpu.major, gpu.minor).is_some();
+        let expert_rows = [expert_rows[0], if is_hopper { expert_rows[1] } else { 0 }];
         let memory = (free, taken + pool_bytes + RESERVE_BYTES);
-        Ok((Worker { stepper, model, stream, context: device, memory }, Opened { limits, layout, summary }))
+        Ok((
+            Worker { stepper, model, stream, context: device, memory },
+            Opened { limits, layout, summary, expert_rows },
+        ))
     }
 
     /// Runs commands until nobody sends any more.
@@ -272,25 +278,4 @@ pub(crate) fn fingerprint(load: &Load, gpu: &Gpu, options: CudaOptions) -> [u8; 
         hash.update(cubin.bytes);
     }
     *hash.finalize().as_bytes()
-}
-
-/// What there is to say of rows of routed experts whose smallest weights Hopper's codes round (model.md 2.5).
-fn rounded([rows, far_apart]: [usize; 2], is_hopper: bool) -> String {
-    match far_apart {
-        1.. if is_hopper => format!(
-            "; {far_apart} of {rows} rows of routed experts have scales more than 2^14 apart, and their smallest weights are rounded"
-        ),
-        _ => String::new(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rounded_weights_are_told_where_they_are_rounded() {
-        assert!(rounded([4096, 3], true).contains("3 of 4096 rows"));
-        assert_eq!([rounded([4096, 0], true), rounded([4096, 3], false)], ["", ""]);
-    }
 }

@@ -12,35 +12,41 @@ use crate::view::StepView;
 
 /// Steps that a view remembers.
 const STEPS_SEEN: usize = 256;
-/// Steps are remembered for so long after the last look.
+/// Steps are recorded for so long after a look.
 const WATCHED: Duration = Duration::from_secs(10);
+/// And kept for who looks seldom: a little longer than the longest time between two views of the API.
+const KEPT: Duration = Duration::from_secs(70);
 
 /// See the [module](self).
 pub(crate) struct Watched {
     operator_times: bool,
     last_look: Option<Instant>,
+    records: bool,
     steps: VecDeque<StepView>,
 }
 
 impl Watched {
     /// Nobody looks yet. `operator_times` allows the timers.
     pub fn new(operator_times: bool) -> Watched {
-        Watched { operator_times, last_look: None, steps: VecDeque::new() }
+        Watched { operator_times, last_look: None, records: false, steps: VecDeque::new() }
     }
 
     /// Somebody looks.
     pub fn look(&mut self, backend: &mut impl Backend, now: Instant) -> Result<(), BackendError> {
-        if self.operator_times && self.last_look.is_none() {
+        if self.last_look.is_some_and(|look| now.duration_since(look) > KEPT) {
+            self.steps.clear();
+        }
+        if self.operator_times && !self.records {
             backend.time_operators(true)?;
         }
-        self.last_look = Some(now);
+        (self.last_look, self.records) = (Some(now), true);
         Ok(())
     }
 
-    /// Before a step: forgets everything when the last look is too long ago.
+    /// Before a step: records no more when the last look is too long ago.
     pub fn before_step(&mut self, backend: &mut impl Backend, now: Instant) -> Result<(), BackendError> {
-        if self.last_look.is_some_and(|look| now.duration_since(look) > WATCHED) {
-            *self = Watched::new(self.operator_times);
+        if self.records && self.last_look.is_some_and(|look| now.duration_since(look) > WATCHED) {
+            self.records = false;
             if self.operator_times {
                 backend.time_operators(false)?;
             }
@@ -50,7 +56,7 @@ impl Watched {
 
     /// After a step, which is `step` but for its operators.
     pub fn after_step(&mut self, backend: &mut impl Backend, mut step: StepView) -> Result<(), BackendError> {
-        if self.last_look.is_none() {
+        if !self.records {
             return Ok(());
         }
         if self.operator_times {
@@ -63,7 +69,7 @@ impl Watched {
         Ok(())
     }
 
-    /// Steps since somebody began to look, the last ones.
+    /// The last steps while somebody looked.
     pub fn steps(&self) -> Vec<StepView> {
         self.steps.iter().cloned().collect()
     }
@@ -119,11 +125,17 @@ mod tests {
         step(&mut watched, &mut engine, start + LONGER);
         assert_eq!(calls(&watched), [(2, 1), (3, 1), (4, 1)]);
         step(&mut watched, &mut engine, start + WATCHED + LONGER);
-        assert!(!timed(&engine) && calls(&watched).is_empty(), "nobody looks any more");
-        // And on again.
+        assert!(!timed(&engine), "nobody looks any more");
+        // And on again: who looks seldom sees the steps behind the last look.
         watched.look(&mut engine.backend, start + 3 * WATCHED).unwrap();
+        assert_eq!(calls(&watched), [(2, 1), (3, 1), (4, 1)]);
         step(&mut watched, &mut engine, start + 3 * WATCHED);
-        assert_eq!(calls(&watched), [(6, 1)]);
+        assert_eq!(calls(&watched), [(2, 1), (3, 1), (4, 1), (6, 1)]);
+        // Much later they are old.
+        let later = start + 3 * WATCHED + KEPT.saturating_add(Duration::from_millis(1));
+        step(&mut watched, &mut engine, later);
+        watched.look(&mut engine.backend, later).unwrap();
+        assert!(calls(&watched).is_empty());
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
-use longwave_engine::operators::OperatorTime;
+use longwave_engine::operators::{OperatorSums, OperatorTime};
 use longwave_engine::step::{Backend, BlockCopy, BlockId, Sampling, Seat, SeqStep, Step, TableWrite, Token};
 use longwave_model::CacheLayout;
 use longwave_model::floors::StepShape;
@@ -61,7 +61,7 @@ impl<B: Backend> Depth<B> {
         let next = self.next[bucket];
         ensure!(
             next < self.limits().units[bucket],
-            "the cache is too small for a text of {TEXT} tokens; raise --kv-cache-memory-bytes"
+            "the cache is too small for the text of up to {TEXT} tokens that contexts are copies of; raise --kv-cache-memory-bytes, or lower --depth"
         );
         self.next[bucket] += 1;
         Ok(BlockId(next))
@@ -154,7 +154,7 @@ impl<B: Backend> Depth<B> {
         self.check(shape, steps)?;
         let kept = self.next;
         let mut step = self.first(shape, WARM + 2 * steps)?;
-        let (mut plain, mut timed) = (Vec::new(), Vec::new());
+        let (mut plain, mut timed, mut operators) = (Vec::new(), Vec::new(), OperatorSums::default());
         for i in 0..WARM + 2 * steps {
             if i == WARM + steps {
                 self.backend.time_operators(true)?;
@@ -163,7 +163,11 @@ impl<B: Backend> Depth<B> {
             match i {
                 0..WARM => {}
                 i if i < WARM + steps => plain.push(seconds),
-                _ => timed.push(seconds),
+                _ => {
+                    timed.push(seconds);
+                    // Read behind each step: a backend keeps what it was not asked for.
+                    self.backend.time_operators(true)?.iter().for_each(|time| operators.merge(time));
+                }
             }
             step.writes.clear();
             for seq in &mut step.seqs {
@@ -175,7 +179,8 @@ impl<B: Backend> Depth<B> {
             }
             done();
         }
-        let operators = self.backend.time_operators(false)?;
+        self.backend.time_operators(false)?;
+        let operators = operators.table();
         self.next = kept;
         Ok(Measured { step_ms: middle(&mut plain) * 1e3, timed_ms: middle(&mut timed) * 1e3, operators })
     }

@@ -51,6 +51,11 @@ pub struct Args {
 
 /// Measures all points.
 pub fn run(mut args: Args) -> Result<()> {
+    if let Some(path) = args.json.as_ref().filter(|path| path.as_os_str() != "-") {
+        // Before minutes of measuring.
+        let open = std::fs::OpenOptions::new().append(true).create(true).open(path);
+        open.with_context(|| format!("cannot write {}", path.display()))?;
+    }
     if args.model.drafts() > 0 {
         bail!(
             "bench kernels measures steps without drafts; leave --num-speculative-tokens and --speculative-config out"
@@ -123,8 +128,13 @@ fn shapes(args: &Args, context: u32, step_tokens: u32) -> Result<Vec<StepShape>>
             let room = context.saturating_sub(positions(&shape, WARM + 2 * args.steps));
             shape.context = depth.min(room) / LOGICAL_BLOCK * LOGICAL_BLOCK;
             if shape.context == 0 {
+                let instead = if rows > 1 {
+                    ", lower --max-num-batched-tokens, or leave the chunk out with --no-prefill"
+                } else {
+                    ""
+                };
                 bail!(
-                    "a context of {context} tokens has no room for a block and the steps behind it; raise --max-model-len"
+                    "a context of {context} tokens has no room for a block and {rows} rows a step behind it; raise --max-model-len{instead}"
                 );
             }
             out.push(shape);

@@ -1,5 +1,6 @@
 //! The screen of `longwave top`: facts, pools, steps with their operators where these are timed, requests, reuse. Draws what
-//! a view holds at any size of terminal; what does not fit is left out from below. Assumes views of this version's server and shows zeros for what is missing.
+//! a view holds at any size of terminal; what does not fit is left out from below, operators where it is narrow. Assumes views of
+//! this version's server and shows zeros for what is missing.
 
 use std::collections::VecDeque;
 
@@ -17,8 +18,9 @@ use crate::units::grouped;
 const STEPS: usize = 400;
 /// Seconds over which rates are smoothed.
 const SMOOTH_S: f64 = 2.0;
-/// Room for operators and their times beside the steps.
+/// Room for operators and their times beside the steps, where a screen has enough for both.
 const OPERATOR_COLUMNS: u16 = 50;
+const COLUMNS_FOR_OPERATORS: u16 = 96;
 /// What units are used for, as the server numbers it.
 const USES: [(&str, Color); 6] = [
     ("free", Color::DarkGray),
@@ -107,7 +109,8 @@ impl Board {
         };
         frame.render_widget(Paragraph::new(self.facts(view)), facts);
         draw_pools(frame, pools, view);
-        let columns = if self.operators.means().is_empty() { 0 } else { OPERATOR_COLUMNS };
+        let shown = steps.width >= COLUMNS_FOR_OPERATORS && !self.operators.means().is_empty();
+        let columns = if shown { OPERATOR_COLUMNS } else { 0 };
         let [steps, operators] = Layout::horizontal([Constraint::Fill(1), Constraint::Length(columns)])
             .spacing(u16::from(columns > 0) * 2)
             .areas(steps);
