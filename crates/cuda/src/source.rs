@@ -248,4 +248,18 @@ mod tests {
         assert!(!far_apart(&[]) && !far_apart(&[119]) && !far_apart(&[0, 14, 7]) && !far_apart(&[254, 240]));
         assert!(far_apart(&[120, 105, 120]) && far_apart(&[0, 255]));
     }
+
+    #[test]
+    fn rows_of_a_checkpoint_are_looked_at_on_every_rank() {
+        let folder = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/tiny"));
+        let checkpoint = Checkpoint::open(folder, &mut |_| ()).unwrap();
+        for share in [Share { rank: 0, ranks: 1 }, Share { rank: 1, ranks: 2 }] {
+            let source = Source::new(Origin::Checkpoint(&checkpoint), &checkpoint.config, share);
+            for name in source.experts().map(|expert| format!("layers.1.ffn.experts.{expert}.w2.scale")) {
+                let [rows, cols] = source.shape(&name);
+                let whole = checkpoint.tensor(&name).bytes().chunks_exact(cols).filter(|row| far_apart(row)).count();
+                assert!(rows > 0 && source.rows_far_apart(&name) == whole, "{name}");
+            }
+        }
+    }
 }
