@@ -13,6 +13,7 @@
 #include "common/cluster.cuh"
 #include "common/copy.cuh"
 #include "common/halves.cuh"
+#include "common/linear_fp8.cuh"
 #include "common/mma.cuh"
 #include "common/overlap.cuh"
 #include "common/tiles.cuh"
@@ -42,14 +43,7 @@ struct Tile {
     }
 };
 
-struct Operands {
-    const uint8_t* w;
-    const float* w_scales;
-    const uint8_t* x;
-    const float* x_scales;
-    float* y;
-    unsigned rows, cols, tokens, groups;
-};
+using Operands = longwave::Fp8Operands;
 
 // TILES tiles of eight tokens. Blocks stay and have a share of all tiles of WARPS / SPLIT times sixteen rows, which are
 // neighbours; weights of the next tile are on their way while a tile ends: AHEAD column blocks of a thread, 64 bytes each. WHOLE:

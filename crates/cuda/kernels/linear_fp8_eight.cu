@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "common/cluster.cuh"
+#include "common/linear_fp8.cuh"
 #include "common/load.cuh"
 #include "common/overlap.cuh"
 #include "common/tiles.cuh"
@@ -25,14 +26,7 @@ constexpr unsigned MOST = 128;
 // Sums of a row lie beside each other, and rows so that who adds four at once meets no bank twice.
 constexpr unsigned PAD = 4;
 
-struct Operands {
-    const uint8_t* w;
-    const float* w_scales;
-    const uint8_t* x;
-    const float* x_scales;
-    float* y;
-    unsigned rows, cols, tokens, groups;
-};
+using Operands = longwave::Fp8Operands;
 
 // Weights of one thread in one column block: rows g and g + 8, columns 16 c .. and 64 + 16 c .. of the block.
 struct Weights {
