@@ -4,6 +4,7 @@
 //   mhc_post_dots   the same of the streams as the sublayer before this leaves them, which are stored
 //   mhc_pre         the mix (Sinkhorn), the sublayer's input, its RMS norm, and that as e4m3 with a scale per 128
 //   mhc_post        the streams after the last sublayer, in place
+// A few tokens take mhc_few.cu, which does the second and the third in one launch.
 // Sums have one order whatever the number of tokens. width % 256 == 0 and width <= 8192.
 #include <stdint.h>
 
@@ -11,31 +12,22 @@
 #include "common/cluster.cuh"
 #include "common/copy.cuh"
 #include "common/fp8.cuh"
+#include "common/mhc.cuh"
 #include "common/overlap.cuh"
 #include "common/reduce.cuh"
 
 namespace {
 
-constexpr int ROWS = 24;
-// Values of a partial sum: 24 products and the squares, padded.
-constexpr int PARTIAL = 32;
-// Columns of each stream that a block of products has.
-constexpr int COLUMNS = 128;
+using longwave::hyper::COLUMNS;
+using longwave::hyper::output_of;
+using longwave::hyper::PARTIAL;
+using longwave::hyper::products_of;
+using longwave::hyper::ROWS;
+using longwave::hyper::updated;
+
 constexpr int MOST_WIDTH = 8192;
 // Rounds of four columns per thread over the widest model.
 constexpr int ROUNDS = MOST_WIDTH / 1024;
-
-// A stream's two columns after a sublayer with output y: post, then comb with the source stream first.
-__device__ __forceinline__ float2 updated(const float* mix, unsigned stream, float2 y, const float2 (&old)[4]) {
-    const float p = __ldg(mix + stream);
-    float2 sum = make_float2(p * y.x, p * y.y);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float c = __ldg(mix + 4 + 4 * i + stream);
-        sum = make_float2(fmaf(c, old[i].x, sum.x), fmaf(c, old[i].y, sum.y));
-    }
-    return sum;
-}
 
 // A block has its columns of all four streams: 64 threads with two each per stream.
 template <bool AFTER>
@@ -61,13 +53,7 @@ __device__ __forceinline__ void dots(uint32_t* streams, const uint32_t* y, const
             for (int i = 0; i < 4; i++) {
                 old[i] = longwave::widen(row[i * half + column]);
             }
-            float2 out;
-            if (wide_y) {
-                const float2 v = wide_y[size_t(token) * half + column];
-                out = make_float2(longwave::round_bf16(v.x), longwave::round_bf16(v.y));
-            } else {
-                out = longwave::widen(y[size_t(token) * half + column]);
-            }
+            const float2 out = output_of(y, wide_y, size_t(token) * half + column);
             const float2 sum = updated(mix + size_t(token) * 20, stream, out, old);
             const uint32_t rounded = longwave::narrow(sum.x, sum.y);
             // The other streams' threads have read what this replaces.
@@ -77,12 +63,7 @@ __device__ __forceinline__ void dots(uint32_t* streams, const uint32_t* y, const
         } else {
             x = longwave::widen(row[at]);
         }
-        float v[PARTIAL];
-#pragma unroll
-        for (int r = 0; r < PARTIAL; r++) {
-            v[r] = r < ROWS ? f[r].x * x.x + f[r].y * x.y : r == ROWS ? x.x * x.x + x.y * x.y : 0.f;
-        }
-        sums[turn][warp][lane] = longwave::warp_sums(v);
+        sums[turn][warp][lane] = products_of(f, x);
         __syncthreads();
         if (threadIdx.x < PARTIAL) {
             float sum = 0.f;
@@ -91,28 +72,6 @@ __device__ __forceinline__ void dots(uint32_t* streams, const uint32_t* y, const
                 sum += sums[turn][w][threadIdx.x];
             }
             partial[(size_t(token) * gridDim.x + blockIdx.x) * PARTIAL + threadIdx.x] = sum;
-        }
-    }
-}
-
-__device__ __forceinline__ float sigmoid(float v) {
-    return 1.f / (1.f + __expf(-v));
-}
-
-__device__ __forceinline__ float sum_of(const float (&c)[16], int first, int step) {
-    return (c[first] + c[first + step]) + (c[first + 2 * step] + c[first + 3 * step]);
-}
-
-// Every row (STEP 1) or column (STEP 4) over its sum.
-template <int STEP>
-__device__ __forceinline__ void normalise(float (&c)[16], float eps) {
-#pragma unroll
-    for (int line = 0; line < 4; line++) {
-        const int first = line * (STEP == 1 ? 4 : 1);
-        const float factor = __fdividef(1.f, sum_of(c, first, STEP) + eps);
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            c[first + k * STEP] *= factor;
         }
     }
 }
@@ -145,7 +104,7 @@ mhc_pre(const uint32_t* __restrict__ streams, const float* __restrict__ partial,
         float norm_eps, float hc_eps, unsigned iters) {
     longwave::start_next();
     __shared__ float dots[PARTIAL];
-    __shared__ float squares_of[8];
+    __shared__ float squares_of[MOST_WIDTH / COLUMNS];
     __shared__ float bases[ROWS], factors[3];
     __shared__ __align__(16) float gains[MOST_WIDTH];
     const unsigned token = blockIdx.x, blocks = width / COLUMNS, quads = width / 4;
@@ -195,95 +154,45 @@ mhc_pre(const uint32_t* __restrict__ streams, const float* __restrict__ partial,
         }
     }
     __syncthreads();
-    const float r = rsqrtf(dots[ROWS] / float(4 * width) + norm_eps);
+    const float r = longwave::hyper::norm_of(dots, width, norm_eps);
     if (mixes) {
-        // Every lane has the whole 4 x 4 matrix.
-        float c[16];
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            c[i] = dots[8 + i] * r * factors[2] + bases[8 + i];
-        }
-#pragma unroll
-        for (int i = 0; i < 16; i += 4) {
-            const float most = fmaxf(fmaxf(c[i], c[i + 1]), fmaxf(c[i + 2], c[i + 3]));
-#pragma unroll
-            for (int j = i; j < i + 4; j++) {
-                c[j] = __expf(c[j] - most);
-            }
-        }
-        normalise<1>(c, 0.f);
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            c[i] += hc_eps;
-        }
-        normalise<4>(c, hc_eps);
-        for (unsigned n = 1; n < iters; n++) {
-            normalise<1>(c, hc_eps);
-            normalise<4>(c, hc_eps);
-        }
-        if (lane == 0) {
-            float4* to = reinterpret_cast<float4*>(mix + size_t(token) * 20);
-            float post[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                post[i] = 2.f * sigmoid(dots[4 + i] * r * factors[1] + bases[4 + i]);
-            }
-            to[0] = make_float4(post[0], post[1], post[2], post[3]);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                to[1 + i] = make_float4(c[4 * i], c[4 * i + 1], c[4 * i + 2], c[4 * i + 3]);
-            }
-        }
+        longwave::hyper::make_mix(dots, r, factors, bases, hc_eps, iters, mix + size_t(token) * 20);
         return;
     }
     // The sublayer's input, four columns per thread and round.
     float w[4];
 #pragma unroll
     for (int s = 0; s < 4; s++) {
-        w[s] = sigmoid(dots[s] * r * factors[0] + bases[s]) + hc_eps;
+        w[s] = longwave::hyper::weight_of(dots[s], r, factors[0], bases[s], hc_eps);
     }
     float4 h[ROUNDS];
-    float squares = 0.f;
-    // In the last round of a width that 1024 does not divide only some of the warps have columns.
+    // In the last round of a width that 1024 does not divide only some of the warps have columns. A warp has 128 neighbouring
+    // columns in a round, a group of its own, and groups are added up in one tree.
 #pragma unroll
     for (unsigned q = 0; q < ROUNDS; q++) {
         if (q * 256 + threadIdx.x < quads) {
-            float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-            for (int s = 0; s < 4; s++) {
-                const float2 a = longwave::widen(x[q][s].x), b = longwave::widen(x[q][s].y);
-                sum = make_float4(fmaf(w[s], a.x, sum.x), fmaf(w[s], a.y, sum.y), fmaf(w[s], b.x, sum.z), fmaf(w[s], b.y, sum.w));
+            h[q] = longwave::hyper::collapsed(x[q], w);
+            const float squares = longwave::warp_sum(longwave::hyper::squares_of(h[q]));
+            if (lane == 0) {
+                squares_of[q * 8 + warp] = squares;
             }
-            h[q] = make_float4(longwave::round_bf16(sum.x), longwave::round_bf16(sum.y), longwave::round_bf16(sum.z),
-                               longwave::round_bf16(sum.w));
-            squares += h[q].x * h[q].x + h[q].y * h[q].y + h[q].z * h[q].z + h[q].w * h[q].w;
         }
-    }
-    squares = longwave::warp_sum(squares);
-    if (lane == 0) {
-        squares_of[warp] = squares;
     }
     longwave::wait_copies<0>();
     // The eight warps alone.
     asm volatile("bar.sync 1, 256;" ::: "memory");
-    squares = 0.f;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        squares += squares_of[i];
-    }
+    float squares = lane < blocks ? squares_of[lane] : 0.f;
+    squares += lane + 32 < blocks ? squares_of[lane + 32] : 0.f;
+    squares = longwave::warp_sum(squares);
     const float factor = rsqrtf(squares / float(width) + norm_eps);
 #pragma unroll
     for (unsigned q = 0; q < ROUNDS; q++) {
         const unsigned at = q * 256 + threadIdx.x;
         if (at < quads) {
             const float4 g = reinterpret_cast<const float4*>(gains)[at];
-            const float y0 = longwave::round_bf16(h[q].x * factor * g.x), y1 = longwave::round_bf16(h[q].y * factor * g.y);
-            const float y2 = longwave::round_bf16(h[q].z * factor * g.z), y3 = longwave::round_bf16(h[q].w * factor * g.w);
-            reinterpret_cast<uint2*>(normed)[size_t(token) * quads + at] =
-                make_uint2(longwave::narrow(y0, y1), longwave::narrow(y2, y3));
             // A warp has 128 neighbouring columns: one group.
-            codes[size_t(token) * quads + at] =
-                longwave::quantise_group(y0, y1, y2, y3, scales + size_t(token) * (width / 128) + at / 32);
+            const size_t place = size_t(token) * quads + at;
+            longwave::hyper::write_input(h[q], factor, g, normed, codes, place, scales + size_t(token) * (width / 128) + at / 32);
         }
     }
 }

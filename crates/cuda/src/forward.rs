@@ -158,11 +158,10 @@ impl Model {
         self.mark(stream, "angles and embedding")?;
         let layers = &self.weights.layers;
         if let Some(first) = layers.first() {
-            self.start(stream, &first.hc_attn, &self.mixing(s.streams.address(), lists.tokens))?;
+            self.first(stream, first, &self.mixing(s.streams.address(), lists.tokens))?;
         }
         for (layer, block) in layers.iter().enumerate() {
-            let next = layers.get(layer + 1).map(|block| &block.hc_attn);
-            self.block(stream, layer, block, next, s.streams.address(), lists)?;
+            self.block(stream, layer, block, layers.get(layer + 1), s.streams.address(), lists)?;
         }
         Ok(())
     }
@@ -263,32 +262,29 @@ impl Model {
         self.ops.bf16.launch(stream, &bf16_product(w, x, y, t))
     }
 
-    /// Block `layer` over `streams`, in place, behind the products of its first mixing site: `start`, or a block that was told
-    /// this site as its `next`.
+    /// Block `layer` over `streams`, in place, whose first sublayer's input is there: behind `first`, or behind a block that was told
+    /// this one as its `next`.
     pub(crate) fn block(
         &self,
         stream: &Stream,
         layer: usize,
         b: &Block,
-        next: Option<&Mixer>,
+        next: Option<&Block>,
         streams: u64,
         lists: &Lists,
     ) -> Result<(), DriverError> {
-        let (shape, y) = (mhc_shape(&self.config), self.scratch.output.address());
         let mixing = self.mixing(streams, lists.tokens);
-        self.before(stream, &b.hc_attn, &b.attn_norm, &mixing)?;
         let attended = self.attention(stream, layer, &b.attn, lists)?;
-        self.ops.mhc.next(stream, &shape, b.hc_ffn.function.address(), &mixing, attended)?;
-        self.mark(stream, "mHC after")?;
-        self.before(stream, &b.hc_ffn, &b.ffn_norm, &mixing)?;
+        self.boundary(stream, &b.hc_ffn, &b.ffn_norm, &mixing, attended)?;
         self.experts(stream, b, lists)?;
+        let y = self.scratch.output.address();
         match next {
-            Some(mixer) => {
-                self.ops.mhc.next(stream, &shape, mixer.function.address(), &mixing, Output::Rounded(y))?;
+            Some(next) => self.boundary(stream, &next.hc_attn, &next.attn_norm, &mixing, Output::Rounded(y)),
+            None => {
+                self.ops.mhc.after(stream, &mhc_shape(&self.config), &mixing, y)?;
+                self.mark(stream, "mHC after")
             }
-            None => self.ops.mhc.after(stream, &shape, &mixing, y)?,
         }
-        self.mark(stream, "mHC after")
     }
 
     /// Buffers of a mixing site.
@@ -305,21 +301,31 @@ impl Model {
         }
     }
 
-    /// Products of streams with a mixing site before which no sublayer was.
-    pub(crate) fn start(&self, stream: &Stream, mixer: &Mixer, mixing: &MhcBatch) -> Result<(), DriverError> {
-        self.ops.mhc.start(stream, &mhc_shape(&self.config), mixer.function.address(), mixing)
+    /// The input of a block's first sublayer, before which no other was.
+    pub(crate) fn first(&self, stream: &Stream, b: &Block, mixing: &MhcBatch) -> Result<(), DriverError> {
+        let shape = mhc_shape(&self.config);
+        self.ops.mhc.start(stream, &shape, b.hc_attn.function.address(), mixing)?;
+        self.ops.mhc.before(stream, &shape, &site(&b.hc_attn, &b.attn_norm), mixing)?;
+        self.mark(stream, "mHC before")
     }
 
-    /// A sublayer's input: `normed` and, quantised, `input`; behind the site's products.
-    pub(crate) fn before(
+    /// From a sublayer's output `y` to the next one's input, `normed` and, quantised, `input`. In one launch for few tokens; in two
+    /// while they are timed, and otherwise.
+    fn boundary(
         &self,
         stream: &Stream,
         mixer: &Mixer,
         norm: &DeviceSlice<f32>,
         mixing: &MhcBatch,
+        y: Output,
     ) -> Result<(), DriverError> {
-        let site = MhcSite { base: mixer.base.address(), scale: mixer.scale.address(), weight: norm.address() };
-        self.ops.mhc.before(stream, &mhc_shape(&self.config), &site, mixing)?;
+        let (shape, site) = (mhc_shape(&self.config), site(mixer, norm));
+        if self.timers.is_none() && self.ops.mhc.takes(&shape, mixing.tokens) {
+            return self.ops.mhc.boundary(stream, &shape, &site, mixing, y);
+        }
+        self.ops.mhc.next(stream, &shape, site.function, mixing, y)?;
+        self.mark(stream, "mHC after")?;
+        self.ops.mhc.before(stream, &shape, &site, mixing)?;
         self.mark(stream, "mHC before")
     }
 
@@ -381,6 +387,16 @@ impl Model {
         self.ops.experts.combine(stream, &shape, &weights, &routing, &batch)?;
         self.mark(stream, "routed experts")?;
         self.reduce.as_ref().map_or(Ok(()), |reduce| self.sum(stream, reduce, t))
+    }
+}
+
+/// A mixing site and the norm behind it.
+fn site(mixer: &Mixer, norm: &DeviceSlice<f32>) -> MhcSite {
+    MhcSite {
+        function: mixer.function.address(),
+        base: mixer.base.address(),
+        scale: mixer.scale.address(),
+        weight: norm.address(),
     }
 }
 

@@ -32,7 +32,7 @@ impl Model {
         self.angles(stream, lists, 0, 0, 1)?;
         self.mtp_input(stream, rows, lists)?;
         let (block, streams) = (&self.module().block, rows.out.address());
-        self.start(stream, &block.hc_attn, &self.mixing(streams, lists.tokens))?;
+        self.first(stream, block, &self.mixing(streams, lists.tokens))?;
         self.block(stream, self.config.num_hidden_layers, block, None, streams, lists)
     }
 
@@ -42,8 +42,7 @@ impl Model {
         self.angles(stream, lists, 0, 0, 1)?;
         self.mtp_input(stream, rows, lists)?;
         let mixing = self.mixing(rows.out.address(), lists.tokens);
-        self.start(stream, &block.hc_attn, &mixing)?;
-        self.before(stream, &block.hc_attn, &block.attn_norm, &mixing)?;
+        self.first(stream, block, &mixing)?;
         self.keys(stream, self.config.num_hidden_layers, &block.attn, lists)
     }
 

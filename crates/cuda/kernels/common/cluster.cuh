@@ -55,4 +55,9 @@ __device__ __forceinline__ void send_8(uint32_t there, uint32_t a, uint32_t b, u
                  : "memory");
 }
 
+__device__ __forceinline__ void send_4(uint32_t there, uint32_t a, uint32_t barrier_there) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there), "r"(a), "r"(barrier_there)
+                 : "memory");
+}
+
 }  // namespace longwave

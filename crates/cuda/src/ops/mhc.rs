@@ -9,6 +9,10 @@ const PARTIAL: u64 = 32;
 const COLUMNS: u32 = 128;
 /// Tokens whose products are computed at once; a block keeps its weights for the next ones.
 const DOTS_AT_ONCE: u32 = 64;
+/// Tokens at most whose boundary takes one launch, and columns of each of its blocks, of which a cluster has at most sixteen.
+const FEW: u32 = 8;
+const FEW_COLUMNS: u32 = 256;
+const FEW_BLOCKS: u32 = 16;
 
 /// The kernels.
 pub struct Mhc {
@@ -16,6 +20,7 @@ pub struct Mhc {
     post_dots: Kernel,
     pre: Kernel,
     post: Kernel,
+    few: Kernel,
 }
 
 /// Constants of the model.
@@ -34,6 +39,8 @@ pub struct MhcShape {
 /// Weights of a mixing site and of the norm behind it; addresses of floats.
 #[derive(Debug, Clone, Copy)]
 pub struct MhcSite {
+    /// `fn`, `[24, 4 * width]`.
+    pub function: u64,
     /// `[24]`.
     pub base: u64,
     /// `[3]`: pre, post, comb.
@@ -49,6 +56,16 @@ pub enum Output {
     Rounded(u64),
     /// float, still to be rounded.
     Wide(u64),
+}
+
+impl Output {
+    /// The address in either form; 0 in the other.
+    fn addresses(self) -> (u64, u64) {
+        match self {
+            Output::Rounded(y) => (y, 0),
+            Output::Wide(y) => (0, y),
+        }
+    }
 }
 
 /// What a sublayer needs and leaves; addresses.
@@ -83,7 +100,8 @@ impl Mhc {
         let module = Module::load(context, "mhc")?;
         let kernel = |name| module.kernel(name, 0);
         let (dots, post_dots) = (kernel("mhc_dots")?, kernel("mhc_post_dots")?);
-        Ok(Mhc { dots, post_dots, pre: kernel("mhc_pre")?, post: kernel("mhc_post")? })
+        let few = Module::load(context, "mhc_few")?.wide_cluster_kernel("mhc_few")?;
+        Ok(Mhc { dots, post_dots, pre: kernel("mhc_pre")?, post: kernel("mhc_post")?, few })
     }
 
     /// Products of the streams with the `function` (`fn`, float `[24, 4 * width]`) of a site before which no sublayer was.
@@ -125,14 +143,50 @@ impl Mhc {
         b: &MhcBatch,
         y: Output,
     ) -> Result<(), DriverError> {
-        let (rounded, wide) = match y {
-            Output::Rounded(y) => (y, 0),
-            Output::Wide(y) => (0, y),
-        };
+        let (rounded, wide) = y.addresses();
         let [streams, rounded, wide, mix, function, partial] =
             [b.streams, rounded, wide, b.mix, function, b.partial].map(Argument::Pointer);
         let arguments = [streams, rounded, wide, mix, function, partial, shape.width.into(), b.tokens.into()];
         if b.tokens == 0 { Ok(()) } else { stream.launch(&self.post_dots, products(shape, b), &arguments) }
+    }
+
+    /// Whether `boundary` takes so many tokens.
+    pub fn takes(&self, shape: &MhcShape, tokens: u32) -> bool {
+        let blocks = shape.width / FEW_COLUMNS;
+        tokens <= FEW && shape.width.is_multiple_of(FEW_COLUMNS) && blocks.is_power_of_two() && blocks <= FEW_BLOCKS
+    }
+
+    /// `next` with the function of `site` and then `before`, in one launch with the same bits.
+    pub fn boundary(
+        &self,
+        stream: &Stream,
+        shape: &MhcShape,
+        site: &MhcSite,
+        b: &MhcBatch,
+        y: Output,
+    ) -> Result<(), DriverError> {
+        assert!(self.takes(shape, b.tokens), "{} tokens of width {} in one launch", b.tokens, shape.width);
+        if b.tokens == 0 {
+            return Ok(());
+        }
+        let (rounded, wide) = y.addresses();
+        let pointers = [
+            b.streams,
+            rounded,
+            wide,
+            b.mix,
+            site.function,
+            site.base,
+            site.scale,
+            site.weight,
+            b.normed,
+            b.codes,
+            b.scales,
+        ];
+        let numbers = [shape.norm_eps.into(), shape.hc_eps.into(), shape.iters.into()];
+        let cluster = shape.width / FEW_COLUMNS;
+        let grid = Grid { blocks: [cluster, b.tokens, 1], cluster, ..Grid::new(cluster, 512) };
+        stream.launch(&self.few, grid, &[&pointers.map(Argument::Pointer)[..], &numbers].concat())
     }
 
     /// The streams after the last sublayer, whose output is at `y`, bf16 `[tokens, width]`.

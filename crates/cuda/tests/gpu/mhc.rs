@@ -43,9 +43,28 @@ impl Boundary {
         mhc.start(stream, &shape(width), self.function.address(), &self.batch(tokens)).unwrap();
     }
 
+    fn site(&self) -> MhcSite {
+        MhcSite {
+            function: self.function.address(),
+            base: self.base.address(),
+            scale: self.scale.address(),
+            weight: self.weight.address(),
+        }
+    }
+
     fn before(&self, stream: &Stream, mhc: &Mhc, width: usize, tokens: usize) {
-        let (base, scale, weight) = (self.base.address(), self.scale.address(), self.weight.address());
-        mhc.before(stream, &shape(width), &MhcSite { base, scale, weight }, &self.batch(tokens)).unwrap();
+        mhc.before(stream, &shape(width), &self.site(), &self.batch(tokens)).unwrap();
+    }
+
+    fn boundary(&self, stream: &Stream, mhc: &Mhc, width: usize, tokens: usize, y: Output) {
+        mhc.boundary(stream, &shape(width), &self.site(), &self.batch(tokens), y).unwrap();
+    }
+
+    /// Bits of all that a boundary leaves.
+    fn left(&self, stream: &Stream) -> (Vec<u16>, Vec<u32>, Vec<u16>, Vec<u8>, Vec<u32>) {
+        let bits = |slice: &DeviceSlice<f32>| slice.read(stream).unwrap().iter().map(|v| v.to_bits()).collect();
+        let (streams, normed) = (self.streams.read(stream).unwrap(), self.normed.read(stream).unwrap());
+        (streams, bits(&self.mix), normed, self.codes.read(stream).unwrap(), bits(&self.scales))
     }
 
     fn next(&self, stream: &Stream, mhc: &Mhc, width: usize, tokens: usize) {
@@ -178,10 +197,38 @@ fn a_boundary_agrees_and_does_not_depend_on_the_batch() {
 }
 
 #[test]
+fn a_boundary_in_one_launch_has_the_bits_of_two() {
+    let Some(mut rig) = rig(256 << 20) else { return };
+    let (mut fresh, k) = (Fresh::new(), Mhc::new(&rig.context).unwrap());
+    for (width, tokens) in [(4096usize, 1usize), (4096, 4), (4096, 3), (2048, 2), (1024, 4), (512, 1), (256, 3)] {
+        assert!(k.takes(&shape(width), tokens as u32));
+        let (b, host) = boundary(&mut rig, &mut fresh, width, tokens);
+        let wide = rig.put(&fresh.floats(tokens * width));
+        // Twice in a row: the second one has the mix of the first.
+        let again = |work: &dyn Fn()| {
+            b.streams.write(&rig.stream, &bits(&host[0])).unwrap();
+            b.start(&rig.stream, &k, width, tokens);
+            b.before(&rig.stream, &k, width, tokens);
+            (0..2).for_each(|_| work());
+            b.left(&rig.stream)
+        };
+        for y in [Output::Rounded(b.output.address()), Output::Wide(wide.address())] {
+            let two = again(&|| {
+                k.next(&rig.stream, &shape(width), b.function.address(), &b.batch(tokens), y).unwrap();
+                b.before(&rig.stream, &k, width, tokens);
+            });
+            let one = again(&|| b.boundary(&rig.stream, &k, width, tokens, y));
+            assert!(two == one, "{tokens} tokens of width {width}, {y:?}");
+        }
+        rig.arena.reset();
+    }
+}
+
+#[test]
 fn a_boundary_is_measured() {
     let Some(mut rig) = rig(256 << 20) else { return };
     let (mut fresh, k) = (Fresh::new(), Mhc::new(&rig.context).unwrap());
-    for tokens in [1usize, 8, 32] {
+    for tokens in [1usize, 2, 4, 8, 32] {
         let (b, _) = boundary(&mut rig, &mut fresh, 4096, tokens);
         let graph = Graph::capture(&rig.stream, |s| {
             (0..100).for_each(|_| {
@@ -192,7 +239,16 @@ fn a_boundary_is_measured() {
         })
         .unwrap();
         let us = rig.median_us(&graph) / 100.0;
-        println!("mhc boundary, {tokens} tokens of 4096: {:.2} us in two kernels", us);
+        let one = k.takes(&shape(4096), tokens as u32).then(|| {
+            let y = Output::Rounded(b.output.address());
+            let work = |s: &Stream| (0..100).for_each(|_| b.boundary(s, &k, 4096, tokens, y));
+            let graph = Graph::capture(&rig.stream, |s| {
+                work(s);
+                Ok(())
+            });
+            rig.median_us(&graph.unwrap()) / 100.0
+        });
+        println!("mhc boundary, {tokens} tokens of 4096: {us:.2} us in two kernels, in one {one:.2?}");
         assert!(us > 0.0);
         rig.arena.reset();
     }
