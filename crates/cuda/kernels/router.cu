@@ -123,7 +123,7 @@ router_few(const float* __restrict__ logits, const float* __restrict__ bias, con
            int* __restrict__ groups, unsigned* __restrict__ inputs, unsigned* __restrict__ sources,
            unsigned* __restrict__ places, unsigned tokens, unsigned experts, unsigned k, float scale, unsigned size,
            unsigned most, unsigned offset, unsigned here) {
-    longwave::overlap();
+    longwave::wait_before();
     __shared__ float scores[FEW * MOST];
     __shared__ unsigned picked[FEW * 32];
     // Pairs in the lower half, groups in the upper one: of a warp's experts, then of all before it.
@@ -162,6 +162,9 @@ router_few(const float* __restrict__ logits, const float* __restrict__ bias, con
         }
     }
     __syncthreads();
+    // Not earlier: the blocks of the experts' product would hold all registers while they wait, and the shared expert, which runs
+    // beside this, would get none.
+    longwave::start_next();
     unsigned own = 0;
     if (thread < here) {
         for (unsigned p = 0; p < pairs; p++) {
@@ -226,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(256)
 router_group(const unsigned* __restrict__ chosen, int* __restrict__ groups, unsigned* __restrict__ inputs,
              unsigned* __restrict__ sources, unsigned* __restrict__ places, unsigned pairs, unsigned k,
              unsigned size, unsigned most, unsigned offset) {
-    longwave::overlap();
+    longwave::wait_before();
     __shared__ unsigned counts[MOST];
     __shared__ unsigned before[2];
     __shared__ unsigned found[2][8];
@@ -278,6 +281,8 @@ router_group(const unsigned* __restrict__ chosen, int* __restrict__ groups, unsi
     if (own == 0) {
         return;
     }
+    // Not earlier, as above.
+    longwave::start_next();
     unsigned done = first, turn = 0;
     for (unsigned base = 0; base < pairs; base += 256, turn ^= 1) {
         const unsigned i = base + threadIdx.x;

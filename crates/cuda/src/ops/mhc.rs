@@ -10,7 +10,7 @@ const COLUMNS: u32 = 128;
 /// Tokens whose products are computed at once; a block keeps its weights for the next ones.
 const DOTS_AT_ONCE: u32 = 64;
 /// Tokens at most whose boundary takes one launch, and columns of each of its blocks, of which a cluster has at most sixteen.
-const FEW: u32 = 8;
+const FEW: u32 = 2;
 const FEW_COLUMNS: u32 = 256;
 const FEW_BLOCKS: u32 = 16;
 
