@@ -1,8 +1,8 @@
 // architectures: 90a 100a
 // A boundary of hyper-connections (model.md 5) of a few tokens in one launch: what mhc_post_dots and mhc_pre of mhc.cu do, the
-// same bits. A cluster of up to sixteen blocks has a token, a block 256 columns of its four streams: two units of products, two
-// groups of squares. Sums go to all blocks of the cluster by stores that arrive at a barrier there, so nobody waits for more than
-// what is sent. width is 256 times the cluster's blocks.
+// same bits. A cluster of 2 to 16 blocks has a token, a block one or two units of 128 columns of its four streams: as many partial
+// products and groups of squares. Sums go to all blocks of the cluster by stores that arrive at a barrier there, so nobody waits for
+// more than what is sent.
 #include <stdint.h>
 
 #include "common/barrier.cuh"
@@ -16,33 +16,21 @@ namespace {
 
 using namespace longwave::hyper;
 
-constexpr unsigned THREADS = 512, MOST_BLOCKS = 16;
-// Columns of a block, and pairs of them.
-constexpr unsigned OWN = 256, PAIRS = OWN / 2;
-// Products of a block in every block: two units beside each other in PARTIAL rows, and two floats against bank conflicts.
-constexpr unsigned SENT = 2 * PARTIAL + 2;
+constexpr unsigned MOST_BLOCKS = 16;
 
-// Row `row` of the products of all units: a unit a lane.
-__device__ __forceinline__ float product_at(const float* products, unsigned row, unsigned units) {
-    const unsigned lane = threadIdx.x % 32;
-    return lane < units ? products[lane / 2 * SENT + 2 * row + lane % 2] : 0.f;
-}
-
-}  // namespace
-
-// Grid (width / 256, tokens) in clusters of width / 256 blocks, 512 threads. streams in place; y or wide_y and mix of the sublayer
-// before, fn, base, scale and weight of the site behind; the other arguments as in mhc.cu.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-mhc_few(uint32_t* streams, const uint32_t* y, const float2* wide_y, float* mix, const float2* fn, const float* base,
-        const float* scale, const float4* weight, uint32_t* normed, uint32_t* codes, float* scales, float norm_eps, float hc_eps,
-        unsigned iters) {
-    longwave::start_next();
+template <unsigned UNITS>
+__device__ __forceinline__ void boundary(uint32_t* streams, const uint32_t* y, const float2* wide_y, float* mix, const float2* fn,
+                                         const float* base, const float* scale, const float4* weight, uint32_t* normed,
+                                         uint32_t* codes, float* scales, float norm_eps, float hc_eps, unsigned iters) {
+    // Pairs of columns of a block, and its products in every block: of all units beside each other in PARTIAL rows, and as many
+    // floats against bank conflicts.
+    constexpr unsigned PAIRS = UNITS * COLUMNS / 2, WARPS = 8 * UNITS, SENT = UNITS * (PARTIAL + 1);
     __shared__ __align__(8) uint64_t barriers[2];
     __shared__ __align__(16) float products[MOST_BLOCKS * SENT];
-    __shared__ float squares[2 * MOST_BLOCKS], sums[THREADS / 32][PARTIAL], dots[PARTIAL], bases[ROWS], factors[3];
+    __shared__ float squares[UNITS * MOST_BLOCKS], sums[WARPS][PARTIAL], dots[PARTIAL], bases[ROWS], factors[3];
     __shared__ __align__(8) uint32_t now[4][PAIRS];
     const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    const unsigned blocks = gridDim.x, rank = blockIdx.x, token = blockIdx.y, width = OWN * blocks, half = width / 2;
+    const unsigned blocks = gridDim.x, rank = blockIdx.x, token = blockIdx.y, width = UNITS * COLUMNS * blocks, half = width / 2;
     const unsigned unit = thread / 256, stream = thread / 64 % 4, pair = unit * 64 + thread % 64;
     const unsigned column = rank * PAIRS + pair, at = stream * half + column;
     const uint32_t products_here = longwave::shared_address(barriers), squares_here = products_here + 8;
@@ -50,8 +38,8 @@ mhc_few(uint32_t* streams, const uint32_t* y, const float2* wide_y, float* mix, 
         longwave::init_barrier(products_here, 1);
         longwave::init_barrier(squares_here, 1);
         longwave::show_barriers();
-        longwave::arrive_expecting(products_here, blocks * PARTIAL * 8);
-        longwave::arrive_expecting(squares_here, blocks * 8);
+        longwave::arrive_expecting(products_here, blocks * UNITS * PARTIAL * 4);
+        longwave::arrive_expecting(squares_here, blocks * UNITS * 4);
     }
     // Weights, before the kernel before this one has ended.
     float2 f[ROWS];
@@ -59,10 +47,11 @@ mhc_few(uint32_t* streams, const uint32_t* y, const float2* wide_y, float* mix, 
     for (int r = 0; r < ROWS; r++) {
         f[r] = __ldg(fn + size_t(r) * (4 * half) + at);
     }
-    const bool mixes = rank == 0 && warp == 2;
+    // Of the first warps each has a group of the sublayer's input, of the first block one makes the mix.
+    const bool collapses = warp < UNITS, mixes = rank == 0 && warp == UNITS;
     float4 gains = make_float4(0.f, 0.f, 0.f, 0.f);
-    if (warp < 2) {
-        gains = __ldg(weight + rank * (OWN / 4) + thread);
+    if (collapses) {
+        gains = __ldg(weight + rank * (PAIRS / 2) + thread);
     }
     if (thread < ROWS) {
         bases[thread] = __ldg(base + thread);
@@ -87,29 +76,37 @@ mhc_few(uint32_t* streams, const uint32_t* y, const float2* wide_y, float* mix, 
     __syncthreads();
     // The other streams' threads have read what this replaces.
     row[at] = rounded;
-    // Every warp sends both units' sums, a row a lane, to one block.
-    if (warp < blocks) {
-        float units[2] = {};
+    // Every warp sends the units' sums, a row a lane, to one block or two.
+    float units[UNITS] = {};
 #pragma unroll
-        for (int u = 0; u < 2; u++) {
+    for (unsigned u = 0; u < UNITS; u++) {
 #pragma unroll
-            for (int w = 0; w < 8; w++) {
-                units[u] += sums[8 * u + w][lane];
-            }
+        for (unsigned w = 0; w < 8; w++) {
+            units[u] += sums[8 * u + w][lane];
         }
-        const uint32_t to = longwave::shared_address(products + rank * SENT + 2 * lane);
-        longwave::send_8(longwave::address_in(to, warp), __float_as_uint(units[0]), __float_as_uint(units[1]),
-                         longwave::address_in(products_here, warp));
     }
-    if (warp > 2 || (warp == 2 && rank > 0)) {
+    for (unsigned to = warp; to < blocks; to += WARPS) {
+        const uint32_t at = longwave::address_in(longwave::shared_address(products + rank * SENT + UNITS * lane), to);
+        const uint32_t barrier = longwave::address_in(products_here, to);
+        if constexpr (UNITS == 2) {
+            longwave::send_8(at, __float_as_uint(units[0]), __float_as_uint(units[1]), barrier);
+        } else {
+            longwave::send_4(at, __float_as_uint(units[0]), barrier);
+        }
+    }
+    if (!collapses && !mixes) {
         return;
     }
+    // Row `row` of the products of all units: a unit a lane.
+    const auto product_at = [&](unsigned row) {
+        return lane < UNITS * blocks ? products[lane / UNITS * SENT + UNITS * row + lane % UNITS] : 0.f;
+    };
     longwave::wait(products_here, 0);
     if (mixes) {
         float v[PARTIAL];
 #pragma unroll
         for (int r = 0; r < PARTIAL; r++) {
-            v[r] = r <= ROWS ? product_at(products, r, 2 * blocks) : 0.f;
+            v[r] = r <= ROWS ? product_at(r) : 0.f;
         }
         dots[lane] = longwave::warp_sums(v);
         __syncwarp();
@@ -117,11 +114,11 @@ mhc_few(uint32_t* streams, const uint32_t* y, const float2* wide_y, float* mix, 
         make_mix(dots, r, factors, bases, hc_eps, iters, mix + size_t(token) * 20);
         return;
     }
-    // Two warps have a group of the sublayer's input each, four columns per thread.
+    // Four columns per thread.
     float own[ROWS + 1];
 #pragma unroll
     for (int r : {0, 1, 2, 3, ROWS}) {
-        own[r] = longwave::warp_sum(product_at(products, r, 2 * blocks));
+        own[r] = longwave::warp_sum(product_at(r));
     }
     const float r = norm_of(own, width, norm_eps);
     float w[4];
@@ -134,12 +131,29 @@ mhc_few(uint32_t* streams, const uint32_t* y, const float2* wide_y, float* mix, 
     const float4 h = collapsed(x, w);
     const float of_group = longwave::warp_sum(squares_of(h));
     if (lane < blocks) {
-        const uint32_t to = longwave::shared_address(squares + 2 * rank + warp);
+        const uint32_t to = longwave::shared_address(squares + UNITS * rank + warp);
         longwave::send_4(longwave::address_in(to, lane), __float_as_uint(of_group), longwave::address_in(squares_here, lane));
     }
     longwave::wait(squares_here, 0);
-    const float all = longwave::warp_sum(lane < 2 * blocks ? squares[lane] : 0.f);
+    const float all = longwave::warp_sum(lane < UNITS * blocks ? squares[lane] : 0.f);
     const float factor = rsqrtf(all / float(width) + norm_eps);
-    const size_t place = size_t(token) * (width / 4) + rank * (OWN / 4) + thread;
-    write_input(h, factor, gains, normed, codes, place, scales + size_t(token) * (width / 128) + 2 * rank + warp);
+    const size_t place = size_t(token) * (width / 4) + rank * (PAIRS / 2) + thread;
+    write_input(h, factor, gains, normed, codes, place, scales + size_t(token) * (width / COLUMNS) + UNITS * rank + warp);
 }
+
+}  // namespace
+
+// Grid (blocks, tokens) in clusters of `blocks`, 256 threads a unit; width is 128 times the units of a cluster. streams in place; y or
+// wide_y and mix of the sublayer before, fn, base, scale and weight of the site behind; the other arguments as in mhc.cu.
+#define ENTRY(units)                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(256 * units, 1)                                                         \
+        mhc_few_##units(uint32_t* streams, const uint32_t* y, const float2* wide_y, float* mix, const float2* fn,        \
+                        const float* base, const float* scale, const float4* weight, uint32_t* normed, uint32_t* codes,  \
+                        float* scales, float norm_eps, float hc_eps, unsigned iters) {                                   \
+        longwave::start_next();                                                                                          \
+        boundary<units>(streams, y, wide_y, mix, fn, base, scale, weight, normed, codes, scales, norm_eps, hc_eps,       \
+                        iters);                                                                                          \
+    }
+
+ENTRY(1)
+ENTRY(2)

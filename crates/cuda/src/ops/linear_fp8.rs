@@ -100,7 +100,7 @@ impl LinearFp8 {
             let module = Module::load(context, "linear_fp8_wide")?;
             let stream = |name| module.kernel(name, STREAM_MOST_BYTES);
             let eight = Module::load(context, "linear_fp8_eight")?;
-            let eight = |name, blocks, tokens| eight.kernel(name, eight_bytes(blocks, 1, tokens).1);
+            let eight = |name, blocks, tokens| eight.kernel(name, eight_bytes(blocks, 1, tokens, 2).1);
             let most = MOST_COLS / 128;
             Ok(Hopper {
                 eight: [
@@ -195,14 +195,17 @@ impl LinearFp8 {
     }
 }
 
-/// Which of the kernels for few tokens takes so many column blocks, and shared memory of a block with inputs of `tokens`: those of all
-/// column blocks that its warps walk through and their sums (twice, if a warp has less than four).
-fn eight_bytes(blocks: u32, groups: u32, tokens: u32) -> (usize, u32) {
+/// Which of the kernels for few tokens takes so many column blocks, and shared memory of a block with `tiles` tiles and inputs of
+/// `tokens`: those of all column blocks that its warps walk through and their sums (twice, if a warp has less than four), and for two
+/// tokens as many weights as registers hold, if there are more than that.
+fn eight_bytes(blocks: u32, groups: u32, tokens: u32, tiles: u32) -> (usize, u32) {
     let (which, steps, buffers) = match blocks {
         ..=16 if groups == 1 => (0, 2, 2),
         _ => (1, blocks.div_ceil(32) * 4, 1),
     };
-    (which, tokens * (8 * steps * 128 + buffers * 16 * (8 * steps + 4) * 4))
+    let keeps = which == 1 && tokens == 2 && tiles * steps > 4;
+    let kept = if keeps { 64 << 10 } else { 0 };
+    (which, tokens * (8 * steps * 128 + buffers * 16 * (8 * steps + 4) * 4) + kept)
 }
 
 /// Stages of `rows` weight rows and `held` tokens, and shared memory of a block. Of each four a thread that copies has one.
@@ -216,8 +219,9 @@ impl Hopper {
     fn launch_eight(&self, stream: &Stream, p: &Fp8Product, multiprocessors: u32) -> Result<(), DriverError> {
         assert!(p.tokens <= EIGHT, "{} tokens are more than eight", p.tokens);
         let many = usize::from(p.tokens > 2);
-        let (which, shared_bytes) = eight_bytes(p.cols / 128, p.groups, [2, 8][many]);
-        let blocks = (p.rows / 16 * p.groups).min(2 * multiprocessors);
+        let tiles = p.rows / 16 * p.groups;
+        let blocks = tiles.min(2 * multiprocessors);
+        let (which, shared_bytes) = eight_bytes(p.cols / 128, p.groups, [2, 8][many], tiles.div_ceil(blocks));
         let grid = Grid { shared_bytes, ..Grid::new(blocks, 256) };
         let pointers = [p.w, p.w_scales, p.x, p.x_scales, p.y].map(Argument::Pointer);
         let sizes = [p.rows, p.cols, p.tokens, p.groups].map(Argument::U32);
@@ -270,8 +274,8 @@ mod tests {
         }
         for (groups, tokens) in [(1, 2), (1, 8), (8, 2), (8, 8)] {
             for blocks in 1..=MOST_COLS / 128 {
-                let (which, bytes) = eight_bytes(blocks, groups, tokens);
-                let may = eight_bytes([16, MOST_COLS / 128][which], 1, tokens).1;
+                let (which, bytes) = eight_bytes(blocks, groups, tokens, 2);
+                let may = eight_bytes([16, MOST_COLS / 128][which], 1, tokens, 2).1;
                 assert!(
                     bytes <= may && may <= MOST_BYTES,
                     "{blocks} column blocks in {groups} groups: {bytes} of {may}"

@@ -9,9 +9,8 @@ const PARTIAL: u64 = 32;
 const COLUMNS: u32 = 128;
 /// Tokens whose products are computed at once; a block keeps its weights for the next ones.
 const DOTS_AT_ONCE: u32 = 64;
-/// Tokens at most whose boundary takes one launch, and columns of each of its blocks, of which a cluster has at most sixteen.
+/// Tokens at most whose boundary takes one launch, and blocks of its clusters at most.
 const FEW: u32 = 2;
-const FEW_COLUMNS: u32 = 256;
 const FEW_BLOCKS: u32 = 16;
 
 /// The kernels.
@@ -20,7 +19,8 @@ pub struct Mhc {
     post_dots: Kernel,
     pre: Kernel,
     post: Kernel,
-    few: Kernel,
+    /// For blocks of one unit of columns, and of two.
+    few: [Kernel; 2],
 }
 
 /// Constants of the model.
@@ -100,7 +100,8 @@ impl Mhc {
         let module = Module::load(context, "mhc")?;
         let kernel = |name| module.kernel(name, 0);
         let (dots, post_dots) = (kernel("mhc_dots")?, kernel("mhc_post_dots")?);
-        let few = Module::load(context, "mhc_few")?.wide_cluster_kernel("mhc_few")?;
+        let few = Module::load(context, "mhc_few")?;
+        let few = [few.wide_cluster_kernel("mhc_few_1")?, few.wide_cluster_kernel("mhc_few_2")?];
         Ok(Mhc { dots, post_dots, pre: kernel("mhc_pre")?, post: kernel("mhc_post")?, few })
     }
 
@@ -152,8 +153,8 @@ impl Mhc {
 
     /// Whether `boundary` takes so many tokens.
     pub fn takes(&self, shape: &MhcShape, tokens: u32) -> bool {
-        let blocks = shape.width / FEW_COLUMNS;
-        tokens <= FEW && shape.width.is_multiple_of(FEW_COLUMNS) && blocks.is_power_of_two() && blocks <= FEW_BLOCKS
+        let fits = shape.width.is_power_of_two() && (2 * COLUMNS..=2 * COLUMNS * FEW_BLOCKS).contains(&shape.width);
+        tokens <= FEW && fits
     }
 
     /// `next` with the function of `site` and then `before`, in one launch with the same bits.
@@ -184,9 +185,10 @@ impl Mhc {
             b.scales,
         ];
         let numbers = [shape.norm_eps.into(), shape.hc_eps.into(), shape.iters.into()];
-        let cluster = shape.width / FEW_COLUMNS;
-        let grid = Grid { blocks: [cluster, b.tokens, 1], cluster, ..Grid::new(cluster, 512) };
-        stream.launch(&self.few, grid, &[&pointers.map(Argument::Pointer)[..], &numbers].concat())
+        let units = if shape.width > COLUMNS * FEW_BLOCKS { 2 } else { 1 };
+        let cluster = shape.width / COLUMNS / units;
+        let grid = Grid { blocks: [cluster, b.tokens, 1], cluster, ..Grid::new(cluster, 256 * units) };
+        stream.launch(&self.few[units as usize - 1], grid, &[&pointers.map(Argument::Pointer)[..], &numbers].concat())
     }
 
     /// The streams after the last sublayer, whose output is at `y`, bf16 `[tokens, width]`.

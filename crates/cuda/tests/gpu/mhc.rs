@@ -200,7 +200,7 @@ fn a_boundary_agrees_and_does_not_depend_on_the_batch() {
 fn a_boundary_in_one_launch_has_the_bits_of_two() {
     let Some(mut rig) = rig(256 << 20) else { return };
     let (mut fresh, k) = (Fresh::new(), Mhc::new(&rig.context).unwrap());
-    for (width, tokens) in [(4096usize, 1usize), (4096, 4), (4096, 3), (2048, 2), (1024, 4), (512, 1), (256, 3)] {
+    for (width, tokens) in [(4096usize, 1usize), (4096, 2), (2048, 2), (1024, 1), (512, 2), (256, 1), (256, 2)] {
         assert!(k.takes(&shape(width), tokens as u32));
         let (b, host) = boundary(&mut rig, &mut fresh, width, tokens);
         let wide = rig.put(&fresh.floats(tokens * width));
