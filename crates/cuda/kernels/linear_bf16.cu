@@ -17,13 +17,6 @@ namespace {
 
 constexpr int WARPS = 8, ROWS = 16, BLOCK = 128;
 
-// Two steps over 32 columns of which a thread has eight.
-__device__ __forceinline__ void multiply(float (&d)[4], uint4 low, uint4 high, uint4 x) {
-    const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
-    longwave::mma_bf16(d, first, x.x, x.y);
-    longwave::mma_bf16(d, second, x.z, x.w);
-}
-
 // TILES tiles of eight tokens, of which blockIdx.y says which; a thread has AHEAD column blocks of weights on their way. `block`
 // says which rows.
 template <int TILES, int SPLIT, int AHEAD>
@@ -67,7 +60,7 @@ __device__ __forceinline__ void few(const uint16_t* __restrict__ w, const uint16
                     for (int n = 0; n < TILES; n++) {
                         const unsigned token = min(n * 8 + g, tokens - 1);
                         const uint4 v = __ldg(reinterpret_cast<const uint4*>(x + size_t(token) * cols + b * BLOCK + j * 32 + 8 * c));
-                        multiply(total[n], ahead[a][j][0], ahead[a][j][1], v);
+                        longwave::mma_bf16_32(total[n], ahead[a][j][0], ahead[a][j][1], v);
                     }
                 }
                 load(ahead[a], b + AHEAD * SPLIT);
@@ -164,7 +157,7 @@ __device__ __forceinline__ void many(const uint16_t* __restrict__ w, const uint1
                 v[n] = *reinterpret_cast<const uint4*>(xs + r * 128 + (((j * 4 + c) ^ (r % 2 * 4)) * 16));
 #pragma unroll
                 for (int m = 0; m < 2; m++) {
-                    multiply(total[m][n], a[m][0], a[m][1], v[n]);
+                    longwave::mma_bf16_32(total[m][n], a[m][0], a[m][1], v[n]);
                 }
             }
         }

@@ -3,24 +3,20 @@
 //   router_choose  the k experts of a token and their weights, in the order of choice
 //   router_few     both for at most eight tokens
 //   router_group   groups of a few (token, slot) pairs of one expert, in the order of experts and tokens
+// router_cluster.cu has product and choice of a few tokens in one launch, where it can.
 // A padded token (UNMAPPED) has no expert. At most 512 experts and 32 choices. Nothing depends on other tokens but the
 // places of pairs.
 #include <stdint.h>
 
 #include "common/overlap.cuh"
 #include "common/pages.cuh"
+#include "common/router.cuh"
 
 namespace {
 
 constexpr int MOST = 512;
 // Tokens that one block routes.
 constexpr int FEW = 8;
-
-// sqrt(log(1 + e^v)), with the identity above 20.
-__device__ __forceinline__ float score(float v) {
-    const float softplus = v > 20.f ? v : static_cast<float>(log1p(exp(static_cast<double>(v))));
-    return __fsqrt_rn(softplus);
-}
 
 // The k experts of the largest keys, lane `slot` gets that of slot `slot`; among equals the lower expert. keys[i] is expert
 // 32 i + lane; bit i of `taken` says that it is not there.
@@ -54,20 +50,6 @@ __device__ __forceinline__ unsigned best_experts(const float (&keys)[MOST / 32],
     return own;
 }
 
-// The weight of the expert of every lane below k.
-__device__ __forceinline__ float weight_of(unsigned own, float own_score, unsigned k, float scale) {
-    float sum = 0.f;
-    for (unsigned slot = 0; slot < k; slot++) {
-        sum = __fadd_rn(sum, __shfl_sync(0xffffffffu, own_score, slot));
-    }
-    return own == longwave::UNMAPPED ? 0.f : __fmul_rn(__fdiv_rn(own_score, sum), scale);
-}
-
-__device__ __forceinline__ float key_of(float score, float bias) {
-    const float key = score + bias;
-    return isnan(key) ? -1e30f : key;
-}
-
 }  // namespace
 
 // logits float [tokens, experts]; bias float [experts], or table u32 [vocab, k] that names the experts by token id; ids u32
@@ -89,7 +71,7 @@ router_choose(const float* __restrict__ logits, const float* __restrict__ bias, 
         if (table) {
             if (lane < k) {
                 own = table[size_t(id) * k + lane];
-                own_score = score(row[own]);
+                own_score = longwave::router_score(row[own]);
             }
         } else {
             float keys[MOST / 32];
@@ -100,15 +82,15 @@ router_choose(const float* __restrict__ logits, const float* __restrict__ bias, 
                 keys[i] = 0.f;
                 taken |= 1u << i;
                 if (e < experts) {
-                    keys[i] = key_of(score(row[e]), bias[e]);
+                    keys[i] = longwave::router_key(longwave::router_score(row[e]), bias[e]);
                     taken &= ~(1u << i);
                 }
             }
             own = best_experts(keys, taken, k, lane);
-            own_score = lane < k ? score(row[own]) : 0.f;
+            own_score = lane < k ? longwave::router_score(row[own]) : 0.f;
         }
     }
-    const float weight = weight_of(own, own_score, k, scale);
+    const float weight = longwave::router_weight(own, own_score, k, scale);
     if (lane < k) {
         chosen[size_t(token) * k + lane] = own;
         weights[size_t(token) * k + lane] = weight;
@@ -131,7 +113,7 @@ router_few(const float* __restrict__ logits, const float* __restrict__ bias, con
     const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32, pairs = tokens * k;
     if (!table) {
         for (unsigned i = thread; i < tokens * experts; i += 1024) {
-            scores[i] = score(logits[i]);
+            scores[i] = longwave::router_score(logits[i]);
         }
         __syncthreads();
     }
@@ -142,20 +124,20 @@ router_few(const float* __restrict__ logits, const float* __restrict__ bias, con
         float own_score = 0.f;
         if (id != longwave::UNMAPPED && table) {
             own = lane < k ? table[size_t(id) * k + lane] : own;
-            own_score = lane < k ? score(logits[size_t(warp) * experts + own]) : 0.f;
+            own_score = lane < k ? longwave::router_score(logits[size_t(warp) * experts + own]) : 0.f;
         } else if (id != longwave::UNMAPPED) {
             float keys[MOST / 32];
             unsigned taken = 0;
 #pragma unroll
             for (int i = 0; i < MOST / 32; i++) {
                 const unsigned e = i * 32 + lane;
-                keys[i] = e < experts ? key_of(row[e], bias[e]) : 0.f;
+                keys[i] = e < experts ? longwave::router_key(row[e], bias[e]) : 0.f;
                 taken |= e < experts ? 0 : 1u << i;
             }
             own = best_experts(keys, taken, k, lane);
             own_score = lane < k ? row[own] : 0.f;
         }
-        const float weight = weight_of(own, own_score, k, scale);
+        const float weight = longwave::router_weight(own, own_score, k, scale);
         if (lane < k) {
             chosen[warp * k + lane] = picked[warp * k + lane] = own;
             weights[warp * k + lane] = weight;

@@ -25,11 +25,11 @@ use crate::ops::mtp::Mtp;
 use crate::ops::quantise::Quantise;
 use crate::ops::reduce::Reduce;
 use crate::ops::rope::{Angles, Rope};
-use crate::ops::router::{Choosing, Router, Routing};
+use crate::ops::router::{Router, Routing};
 use crate::pools::Pools;
 use crate::scratch::{Codes, Scratch, expert_shape, mhc_shape};
 use crate::timers::Timers;
-use crate::weights::{Block, Mixer, Route, Weights};
+use crate::weights::{Block, Mixer, Moe, Weights};
 
 /// A model whose steps can be launched.
 pub struct Model {
@@ -373,20 +373,27 @@ impl Model {
             self.ops.experts.shared(beside, &self.ops.fp8, &shape, &weights, &routing, &batch)
         })?;
         self.mark(stream, "shared expert")?;
-        self.bf16(stream, &moe.gate, &s.normed, &s.router, t)?;
-        self.mark(stream, "router")?;
-        let how = match &moe.route {
-            Route::Hash(table) => Choosing::Hashed(table.address()),
-            Route::Scored(bias) => Choosing::Scored(bias.address()),
-        };
-        let (logits, scale) = (s.router.address(), c.routed_scaling_factor);
-        self.ops.router.route(stream, logits, lists.ids, how, scale, &routing)?;
-        self.mark(stream, "router choice")?;
+        self.route(stream, moe, lists, &routing)?;
         self.ops.experts.routed(stream, &shape, &weights, &routing, &batch)?;
         self.meet(stream, may)?;
         self.ops.experts.combine(stream, &shape, &weights, &routing, &batch)?;
         self.mark(stream, "routed experts")?;
         self.reduce.as_ref().map_or(Ok(()), |reduce| self.sum(stream, reduce, t))
+    }
+
+    /// Which experts the rows of `normed` go to; "router" is the product alone unless one launch does all of it.
+    fn route(&self, stream: &Stream, moe: &Moe, lists: &Lists, to: &Routing) -> Result<(), DriverError> {
+        let (s, router, scale) = (&self.scratch, &self.ops.router, self.config.routed_scaling_factor);
+        let how = moe.route.choosing();
+        let gate = bf16_product(&moe.gate, &s.normed, &s.router, lists.tokens);
+        if router.takes_product(&gate, to) {
+            router.product_and_route(stream, &gate, lists.ids, how, scale, to)?;
+            return self.mark(stream, "router");
+        }
+        self.ops.bf16.launch(stream, &gate)?;
+        self.mark(stream, "router")?;
+        router.route(stream, gate.y, lists.ids, how, scale, to)?;
+        self.mark(stream, "router choice")
     }
 }
 

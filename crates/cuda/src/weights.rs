@@ -7,6 +7,7 @@ use longwave_model::config::LayerKind;
 
 use crate::driver::{DeviceSlice, DriverError};
 use crate::loader::{Loader, Packed, Plain, Scaled};
+use crate::ops::router::Choosing;
 use crate::split::Share;
 
 /// A mixing site of the streams (model.md 5).
@@ -69,6 +70,16 @@ pub enum Route {
     Hash(DeviceSlice<u32>),
     /// By score plus bias `[E]`.
     Scored(DeviceSlice<f32>),
+}
+
+impl Route {
+    /// The same for the router's kernels.
+    pub fn choosing(&self) -> Choosing {
+        match self {
+            Route::Hash(table) => Choosing::Hashed(table.address()),
+            Route::Scored(bias) => Choosing::Scored(bias.address()),
+        }
+    }
 }
 
 /// Mixture of experts of one block (model.md 7).

@@ -19,6 +19,16 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// The two halves of such a barrier where nothing but barriers that were shown (barrier.cuh) has to be seen after it: arriving does
+// not wait for memory, and a block may work on its own between the two.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
 // The address in block `rank` of what lies at `address` here.
 __device__ __forceinline__ uint32_t address_in(uint32_t address, uint32_t rank) {
     uint32_t there;

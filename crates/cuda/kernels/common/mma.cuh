@@ -33,6 +33,14 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Two steps over 32 columns of which a thread has eight neighbours: of row g in `low`, of row g + 8 in `high`, of B's column g in
+// `x`. Columns are permuted alike in both operands.
+__device__ __forceinline__ void mma_bf16_32(float (&d)[4], uint4 low, uint4 high, uint4 x) {
+    const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
+    mma_bf16(d, first, x.x, x.y);
+    mma_bf16(d, second, x.z, x.w);
+}
+
 // Four 8 x 8 pieces of 16-bit values from shared memory; lane l gives the address of row l % 8 of piece l / 8.
 __device__ __forceinline__ void load_pieces(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

@@ -33,6 +33,32 @@ impl Grid {
     pub fn new(blocks: u32, threads: u32) -> Grid {
         Grid { blocks: [blocks, 1, 1], threads, shared_bytes: 0, cluster: 1, overlaps: true }
     }
+
+    fn cluster_attribute(&self) -> sys::CUlaunchAttribute {
+        // SAFETY: plain C data for which all zeros is valid; the fields that matter are set below.
+        let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        attribute.value.clusterDim.x = self.cluster;
+        attribute.value.clusterDim.y = 1;
+        attribute.value.clusterDim.z = 1;
+        attribute
+    }
+
+    /// Points at `attributes`, which have to live as long.
+    fn config(&self, stream: sys::CUstream, attributes: &mut [sys::CUlaunchAttribute]) -> sys::CUlaunchConfig {
+        sys::CUlaunchConfig {
+            gridDimX: self.blocks[0],
+            gridDimY: self.blocks[1],
+            gridDimZ: self.blocks[2],
+            blockDimX: self.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shared_bytes,
+            hStream: stream,
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        }
+    }
 }
 
 /// One argument of a kernel.
@@ -76,6 +102,27 @@ impl From<f32> for Argument {
     }
 }
 
+impl Kernel {
+    /// Lets it be launched in clusters of more than eight blocks, and says whether the GPU has room for one as in `grid`: not where
+    /// no group of multiprocessors is large enough, as in a part of a GPU.
+    pub fn fits_cluster(&self, grid: Grid) -> Result<bool, DriverError> {
+        let what = || format!("{} in clusters of {}", self.name, grid.cluster);
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+        // SAFETY: sets one number of a valid function.
+        check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(self.function, attribute, 1) }, what)?;
+        let mut attributes = [grid.cluster_attribute()];
+        let config = grid.config(std::ptr::null_mut(), &mut attributes);
+        let mut clusters = 0;
+        // SAFETY: a valid function; what the configuration points to lives until the call returns; writes one number.
+        let result = unsafe { sys::cuOccupancyMaxActiveClusters(&mut clusters, self.function, &config) };
+        if result == sys::CUresult::CUDA_ERROR_INVALID_CLUSTER_SIZE {
+            return Ok(false);
+        }
+        check("cuOccupancyMaxActiveClusters", result, what)?;
+        Ok(clusters > 0)
+    }
+}
+
 /// Parameters of the longest kernel.
 const MAX_ARGUMENTS: usize = 32;
 
@@ -98,10 +145,7 @@ impl Stream {
         let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
         let mut count = 0;
         if grid.cluster > 1 {
-            attributes[count].id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-            attributes[count].value.clusterDim.x = grid.cluster;
-            attributes[count].value.clusterDim.y = 1;
-            attributes[count].value.clusterDim.z = 1;
+            attributes[count] = grid.cluster_attribute();
             count += 1;
         }
         // Behind an event it waits for all of what the event marks.
@@ -111,18 +155,7 @@ impl Stream {
             attributes[count].value.programmaticStreamSerializationAllowed = 1;
             count += 1;
         }
-        let config = sys::CUlaunchConfig {
-            gridDimX: grid.blocks[0],
-            gridDimY: grid.blocks[1],
-            gridDimZ: grid.blocks[2],
-            blockDimX: grid.threads,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: grid.shared_bytes,
-            hStream: self.handle,
-            attrs: attributes.as_mut_ptr(),
-            numAttrs: count as u32,
-        };
+        let config = grid.config(self.handle, &mut attributes[..count]);
         let none = std::ptr::null_mut();
         // SAFETY: all pointers live until the call returns, which copies what they point to; the kernel's own reads and
         // writes stay inside the slices that the caller passes, which is what the tests of each kernel check.

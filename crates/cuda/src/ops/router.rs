@@ -4,6 +4,9 @@
 
 use std::ops::Range;
 
+use super::linear_bf16::Bf16Product;
+use super::parts;
+use crate::cubins;
 use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream};
 
 /// Rows of a group: what a block of the experts' product multiplies at once; for few tokens and for many.
@@ -14,12 +17,23 @@ const ONE_BLOCK: u32 = 8;
 /// by, and few experts need them twice.
 const FEW_PAIRS: u32 = 6;
 const ALIGN: u64 = 256;
+/// Product and choice at once: a cluster of so many blocks, each with its part of the experts; so many choices at most; a multiple
+/// of so many columns.
+const CLUSTER: u32 = 16;
+const CLUSTER_CHOICES: u32 = 8;
+const CLUSTER_COLUMNS: u32 = 1024;
+const CLUSTER_GRID: Grid =
+    Grid { blocks: [CLUSTER, 1, 1], threads: 256, shared_bytes: 0, cluster: CLUSTER, overlaps: true };
+/// Experts up to which a block has one tile of rows, not two.
+const ONE_TILE: u32 = 256;
 
 /// The kernels.
 pub struct Router {
     choose: Kernel,
     group: Kernel,
     few: Kernel,
+    /// For up to [`ONE_TILE`] experts and for more; where the GPU has room for such clusters.
+    cluster: Option<[Kernel; 2]>,
 }
 
 /// How a layer chooses.
@@ -29,6 +43,16 @@ pub enum Choosing {
     Scored(u64),
     /// By the table at this address, `u32 [vocab, chosen]`.
     Hashed(u64),
+}
+
+impl Choosing {
+    /// Of bias and table, the one that is not there as zero.
+    fn addresses(self) -> (u64, u64) {
+        match self {
+            Choosing::Scored(bias) => (bias, 0),
+            Choosing::Hashed(table) => (0, table),
+        }
+    }
 }
 
 /// Where routing is written; addresses.
@@ -117,7 +141,50 @@ impl Router {
     pub fn new(context: &Context) -> Result<Router, DriverError> {
         let module = Module::load(context, "router")?;
         let kernel = |name| module.kernel(name, 0);
-        Ok(Router { choose: kernel("router_choose")?, group: kernel("router_group")?, few: kernel("router_few")? })
+        let cluster = Router::cluster(context)?;
+        let [choose, group, few] = ["router_choose", "router_group", "router_few"].map(kernel);
+        Ok(Router { choose: choose?, group: group?, few: few?, cluster })
+    }
+
+    fn cluster(context: &Context) -> Result<Option<[Kernel; 2]>, DriverError> {
+        if cubins::find("router_cluster", context.gpu().major, context.gpu().minor).is_none() {
+            return Ok(None);
+        }
+        let module = Module::load(context, "router_cluster")?;
+        let kernels = [module.kernel("router_cluster_1", 0)?, module.kernel("router_cluster_2", 0)?];
+        let fits = kernels[0].fits_cluster(CLUSTER_GRID)? && kernels[1].fits_cluster(CLUSTER_GRID)?;
+        Ok(fits.then_some(kernels))
+    }
+
+    /// Whether [`Router::product_and_route`] takes this product and routing.
+    pub fn takes_product(&self, gate: &Bf16Product, to: &Routing) -> bool {
+        let experts =
+            to.experts <= 512 && to.experts.is_multiple_of(CLUSTER) && to.chosen <= to.experts.min(CLUSTER_CHOICES);
+        let columns = gate.cols.is_multiple_of(CLUSTER_COLUMNS) && parts(gate.cols) == 8;
+        self.cluster.is_some() && (1..=ONE_BLOCK).contains(&to.tokens) && experts && columns
+    }
+
+    /// The product `gate` and [`Router::route`] by its results in one launch; the same bits, but the logits are not written.
+    pub fn product_and_route(
+        &self,
+        stream: &Stream,
+        gate: &Bf16Product,
+        ids: u64,
+        how: Choosing,
+        scale: f32,
+        to: &Routing,
+    ) -> Result<(), DriverError> {
+        assert!(self.takes_product(gate, to), "{} of {} experts, {} columns", to.chosen, to.experts, gate.cols);
+        assert_eq!((gate.rows, gate.tokens), (to.experts, to.tokens), "the product has a row for each expert");
+        assert!(to.group().is_power_of_two());
+        let kernels = self.cluster.as_ref().expect("takes_product has looked");
+        let (bias, table) = how.addresses();
+        let pointers =
+            [gate.w, gate.x, bias, table, ids, to.choices, to.weights, to.groups, to.inputs, to.sources, to.places];
+        let sizes = [gate.cols, to.tokens, to.experts, to.chosen].map(Argument::U32);
+        let group = [to.group(), to.most_groups(), to.first, to.here].map(Argument::U32);
+        let arguments = [&pointers.map(Argument::Pointer)[..], &sizes, &[scale.into()], &group].concat();
+        stream.launch(&kernels[usize::from(to.experts > ONE_TILE)], CLUSTER_GRID, &arguments)
     }
 
     /// Routes the tokens with ids at `ids` (`u32 [tokens]`, UNMAPPED for a padded one) by `logits` float
@@ -136,10 +203,7 @@ impl Router {
         if to.tokens == 0 {
             return Ok(());
         }
-        let (bias, table) = match how {
-            Choosing::Scored(bias) => (bias, 0),
-            Choosing::Hashed(table) => (0, table),
-        };
+        let (bias, table) = how.addresses();
         if to.tokens <= ONE_BLOCK {
             let pointers =
                 [logits, bias, table, ids, to.choices, to.weights, to.groups, to.inputs, to.sources, to.places];

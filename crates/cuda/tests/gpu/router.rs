@@ -1,9 +1,12 @@
 //! Routing against the CPU's, and the groups it makes.
 
 use longwave_cpu::ops::router;
-use longwave_cuda::driver::DeviceSlice;
+use longwave_cuda::cubins;
+use longwave_cuda::driver::{DeviceSlice, Graph};
 use longwave_cuda::ops::UNMAPPED;
+use longwave_cuda::ops::linear_bf16::{Bf16Product, LinearBf16};
 use longwave_cuda::ops::router::{Choosing, Router, Routing};
+use longwave_model::formats::bf16_bits;
 
 use crate::rig::{Fresh, Rig, rig};
 
@@ -104,4 +107,140 @@ fn choices_are_those_of_the_cpu_and_groups_hold_every_pair_once() {
         }
     }
     println!("router: {weights_other} of {weights_seen} weights differ from the CPU's in the last bits");
+}
+
+/// Whether the GPU has product and choice in one launch; says so where not.
+fn has_one_launch(rig: &Rig) -> bool {
+    let has = cubins::find("router_cluster", rig.context.gpu().major, rig.context.gpu().minor).is_some();
+    if !has {
+        println!("skipped: no router in one launch for this GPU");
+    }
+    has
+}
+
+#[test]
+fn one_launch_has_the_bits_of_product_and_choice() {
+    let Some(mut rig) = rig(256 << 20) else { return };
+    if !has_one_launch(&rig) {
+        return;
+    }
+    let mut fresh = Fresh::new();
+    let (router, linear) = (Router::new(&rig.context).unwrap(), LinearBf16::new(&rig.context).unwrap());
+    let bits = |v: Vec<f32>| v.into_iter().map(bf16_bits).collect::<Vec<u16>>();
+    for (experts, cols, k) in [
+        (256usize, 4096usize, 6usize),
+        (256, 4096, 8),
+        (384, 7168, 6),
+        (512, 2048, 8),
+        (240, 3072, 5),
+        (272, 5120, 1),
+        (16, 2048, 8),
+    ] {
+        let w = rig.put(&bits(fresh.floats(experts * cols)));
+        // Logits of ordinary size, large ones, none but equal ones, and no numbers.
+        let factors = [0.02f32, 0.3, 0.0, 0.05, 0.02, f32::NAN, 0.002, 0.1];
+        let x = fresh.floats(8 * cols).iter().enumerate().map(|(i, v)| v * factors[i / cols]).collect();
+        let x = rig.put(&bits(x));
+        let mut bias: Vec<f32> = fresh.floats(experts).iter().map(|v| (8.0 * v).round() / 16.0).collect();
+        bias[experts / 2] = f32::NAN;
+        bias[experts / 3] = f32::NEG_INFINITY;
+        let bias = rig.put(&bias);
+        let y = rig.poisoned::<f32>(8 * experts);
+        for hashed in [false, true] {
+            for tokens in 1..=8usize {
+                // Every expert, or few of them so that one has several groups; ranks with a part of the experts.
+                let named = if fresh.below(2) == 0 { experts } else { 3 };
+                let vocab = 20;
+                let table: Vec<u32> = (0..vocab * k).map(|_| fresh.below(named) as u32).collect();
+                let ids: Vec<u32> = (0..tokens)
+                    .map(|_| if fresh.below(4) == 0 { UNMAPPED } else { fresh.below(vocab) as u32 })
+                    .collect();
+                let (dt, di) = (rig.put(&table), rig.put(&ids));
+                let how = if hashed { Choosing::Hashed(dt.address()) } else { Choosing::Scored(bias.address()) };
+                let first = fresh.below(experts);
+                for here in [0..experts, 0..experts / 2, first..experts, experts - 1..experts] {
+                    let (routing, memory) = poisoned(&mut rig, tokens, experts, k);
+                    let routing = routing.with(here.clone());
+                    let product = Bf16Product {
+                        w: w.address(),
+                        x: x.address(),
+                        y: y.address(),
+                        rows: experts as u32,
+                        cols: cols as u32,
+                        tokens: tokens as u32,
+                    };
+                    linear.launch(&rig.stream, &product).unwrap();
+                    router.route(&rig.stream, y.address(), di.address(), how, 1.5, &routing).unwrap();
+                    let two = memory.read(&rig.stream).unwrap();
+                    memory.fill(&rig.stream, 0xff).unwrap();
+                    y.fill(&rig.stream, 0xff).unwrap();
+                    assert!(router.takes_product(&product, &routing), "{experts} x {cols}, {tokens} tokens");
+                    router.product_and_route(&rig.stream, &product, di.address(), how, 1.5, &routing).unwrap();
+                    // Choices, weights, groups, inputs, sources, places and what lies between them.
+                    let one = memory.read(&rig.stream).unwrap();
+                    let difference = (0..two.len()).find(|&i| one[i] != two[i]).map(|i| (i, one[i], two[i]));
+                    let case = format!("{tokens} tokens, {k} of {experts} x {cols}, hashed {hashed}, here {here:?}");
+                    assert_eq!(difference, None, "{case}, ids {ids:?}, {routing:?} at {:x}", memory.address());
+                    assert!(
+                        two[..tokens * k].iter().zip(0..).all(|(&e, i)| (e == UNMAPPED) == (ids[i / k] == UNMAPPED))
+                    );
+                }
+            }
+        }
+        println!("router in one launch, {k} of {experts} x {cols}: the bits of two");
+        rig.arena.reset();
+    }
+}
+
+/// Median microseconds in a graph of product and choice, in two launches and in one; gates are read from memory.
+#[test]
+fn routers_are_measured() {
+    let Some(mut rig) = rig(2 << 30) else { return };
+    let mut fresh = Fresh::new();
+    let (router, linear) = (Router::new(&rig.context).unwrap(), LinearBf16::new(&rig.context).unwrap());
+    for (experts, cols) in [(256usize, 4096usize), (384, 7168)] {
+        let k = 6;
+        // Together larger than the L2.
+        let copies = (400 << 20) / (2 * experts * cols) + 1;
+        let gate: Vec<u16> = fresh.floats(experts * cols).into_iter().map(bf16_bits).collect();
+        let gates: Vec<DeviceSlice<u16>> = (0..copies).map(|_| rig.put(&gate)).collect();
+        let x: Vec<u16> = fresh.floats(8 * cols).iter().map(|v| bf16_bits(0.02 * v)).collect();
+        let (x, bias) = (rig.put(&x), rig.put(&vec![0.0f32; experts]));
+        let table: Vec<u32> = (0..k).map(|i| (i * 37) as u32).collect();
+        let (table, ids, y) = (rig.put(&table), rig.put(&[0u32; 8]), rig.poisoned::<f32>(8 * experts));
+        for tokens in [1usize, 2, 4, 8] {
+            let (routing, _memory) = poisoned(&mut rig, tokens, experts, k);
+            for how in [Choosing::Scored(bias.address()), Choosing::Hashed(table.address())] {
+                let time = |at_once: bool| {
+                    let graph = Graph::capture(&rig.stream, |s| {
+                        gates.iter().try_for_each(|gate| {
+                            let product = Bf16Product {
+                                w: gate.address(),
+                                x: x.address(),
+                                y: y.address(),
+                                rows: experts as u32,
+                                cols: cols as u32,
+                                tokens: tokens as u32,
+                            };
+                            if at_once {
+                                return router.product_and_route(s, &product, ids.address(), how, 1.5, &routing);
+                            }
+                            linear.launch(s, &product)?;
+                            router.route(s, y.address(), ids.address(), how, 1.5, &routing)
+                        })
+                    })
+                    .unwrap();
+                    rig.median_us(&graph) / copies as f64
+                };
+                let two = time(false);
+                let one = if has_one_launch(&rig) { format!("{:.2}", time(true)) } else { "none".into() };
+                let how = if matches!(how, Choosing::Scored(_)) { "scored" } else { "hashed" };
+                println!(
+                    "router {experts} x {cols}, {how}, {tokens} tokens: {two:.2} us in two launches, {one} in one"
+                );
+                assert!(two > 0.0);
+            }
+        }
+        rig.arena.reset();
+    }
 }
