@@ -133,13 +133,13 @@ __device__ __forceinline__ void write_own(const float (&product)[4], unsigned pa
 
 // A block has a share of all tiles of sixteen rows, which are neighbours. A warp has STEPS column blocks of a tile, or a multiple of
 // AHEAD; behind the last one are some that nobody uses. With several groups STEPS is AHEAD. Shared memory: inputs of all these column
-// blocks for TOKENS tokens, then sums (two buffers for less than AHEAD steps).
-template <unsigned STEPS, unsigned TOKENS>
+// blocks for TOKENS tokens, then sums (two buffers for less than AHEAD steps), then with KEEPS as many weights again as registers hold, if
+// there are more.
+template <unsigned STEPS, unsigned TOKENS, bool KEEPS>
 __device__ __forceinline__ void products(const Operands& o) {
-    // Column blocks of a warp whose sums are under way at the same time, as registers allow; whether as many again as registers hold
-    // come to shared memory, as its size allows.
+    // And column blocks of a warp whose sums are under way at the same time, as registers allow.
     constexpr unsigned BUFFERS = STEPS < AHEAD ? 2 : 1, TOGETHER = TOKENS == 2 ? STEPS : 1;
-    constexpr bool KEEPS = STEPS == AHEAD && TOKENS == 2;
+    static_assert(!KEEPS || TOGETHER == AHEAD);
     extern __shared__ __align__(1024) uint8_t memory[];
     __shared__ __align__(16) float row_scales[2][MOST], scales[TOKENS * MOST];
     // The same for all lanes, and known to be.
@@ -275,8 +275,8 @@ __device__ __forceinline__ void products(const Operands& o) {
     if constexpr (KEEPS) {
         copy();
     }
-    // What does not fit comes as far as the L2, if it is of the first tile or the next one.
-    if (STEPS == AHEAD && lane < ROWS && coming < end && coming <= begin + 1) {
+    // What does not fit comes as far as the L2, if it is of one of the first tiles.
+    if (STEPS == AHEAD && lane < ROWS && coming < end && coming <= begin + 2) {
         for (unsigned block = coming_block; block < blocks; block += WARPS) {
             asm volatile("prefetch.global.L2 [%0];" ::"l"(o.w + size_t(coming * ROWS + lane) * o.cols + block * BLOCK));
         }
@@ -314,16 +314,17 @@ __device__ __forceinline__ void products(const Operands& o) {
 }  // namespace
 
 // Grid: at most twice as many blocks as multiprocessors, 256 threads. Dynamic shared memory: see linear_fp8.rs. For up to 16 column
-// blocks in one group, and up to 128; for two tokens, and eight.
-#define ENTRY(steps, held)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) linear_fp8_eight_##steps##_##held(                          \
+// blocks in one group, up to 32 and up to 128; for two tokens, and eight.
+#define ENTRY(name, steps, held, keeps)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) linear_fp8_eight_##name(                                    \
         const uint8_t* w, const float* w_scales, const uint8_t* x, const float* x_scales, float* y, unsigned rows,       \
         unsigned cols, unsigned tokens, unsigned groups) {                                                               \
         longwave::start_next();                                                                                          \
-        products<steps, held>({w, w_scales, x, x_scales, y, rows, cols, tokens, groups});                                \
+        products<steps, held, keeps>({w, w_scales, x, x_scales, y, rows, cols, tokens, groups});                                \
     }
 
-ENTRY(2, 2)
-ENTRY(4, 2)
-ENTRY(2, 8)
-ENTRY(4, 8)
+ENTRY(16_2, 2, 2, false)
+ENTRY(32_2, 4, 2, true)
+ENTRY(128_2, 4, 2, false)
+ENTRY(16_8, 2, 8, false)
+ENTRY(128_8, 4, 8, false)

@@ -227,6 +227,9 @@ __device__ __forceinline__ void route(const uint16_t* __restrict__ gate, const u
         }
     }
     __syncthreads();
+    // Not earlier: the blocks of the experts' product would hold all registers while they wait, and the shared expert, which runs
+    // beside this, would get none.
+    longwave::start_next();
 
     // Four threads a pair, each looks at every fourth of all. Bytes of the counts: local pairs before this one in the order of
     // experts and pairs, earlier pairs of its expert, all of its expert, all local ones.
@@ -280,7 +283,6 @@ __device__ __forceinline__ void route(const uint16_t* __restrict__ gate, const u
                           const unsigned* ids, unsigned* chosen, float* weights, int* groups, unsigned* inputs,           \
                           unsigned* sources, unsigned* places, unsigned cols, unsigned tokens, unsigned experts,          \
                           unsigned k, float scale, unsigned size, unsigned most, unsigned offset, unsigned here) {        \
-        longwave::start_next();                                                                                           \
         route<tiles, ahead>(gate, x, bias, table, ids, chosen, weights, groups, inputs, sources, places, cols, tokens,    \
                             experts, k, scale, size, most, offset, here);                                                 \
     }
