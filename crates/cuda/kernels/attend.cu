@@ -184,19 +184,11 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
         }
     };
 
-    // Few rows leave registers for the tile behind the next one: it is on its way during all of the work on a tile.
-    constexpr bool EARLY = FP8 && ROWS == 16;
-    Raw raw, first;
+    Raw raw;
     Place now;
     bool more = begin(now, rank);
     if (more) {
-        if constexpr (EARLY) {
-            load(first, now);
-            Place then = now;
-            if (advance(then)) {
-                load(raw, then);
-            }
-        } else if constexpr (FP8) {
+        if constexpr (FP8) {
             load(raw, now);
         } else {
             copy(now, buffers);
@@ -212,7 +204,7 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
     }
     if constexpr (FP8) {
         if (more) {
-            widen(EARLY ? first : raw, buffers);
+            widen(raw, buffers);
         }
     }
 
@@ -271,7 +263,7 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
                     }
                 }
             }
-            if constexpr (FP8 && !EARLY) {
+            if constexpr (FP8) {
                 if (goes_on) {
                     load(raw, then);
                 }
@@ -384,12 +376,6 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
         if constexpr (FP8) {
             if (goes_on) {
                 widen(raw, next);
-            }
-        }
-        if constexpr (EARLY) {
-            Place behind = then;
-            if (goes_on && advance(behind)) {
-                load(raw, behind);
             }
         }
         if constexpr (ALONE) {

@@ -5,14 +5,11 @@
 // Weights go from memory to registers and from there to the tensor cores (A), with no copy engine and no barriers in between. The
 // warps of a block have the same sixteen weight rows and take turns with the column blocks. Inputs of the four blocks of a
 // warpgroup are columns of B; of its products a warp uses those with its own. Sums of column blocks meet in shared memory, where
-// they are scaled and added one after the other. Inputs of two tokens may be floats, without scales: they are quantised here. Needs
-// rows % 16 == 0 (128 with several groups), cols % 128 == 0.
+// they are scaled and added one after the other. Needs rows % 16 == 0 (128 with several groups), cols % 128 == 0.
 #include <stdint.h>
 
-#include "common/bf16.cuh"
 #include "common/cluster.cuh"
 #include "common/copy.cuh"
-#include "common/fp8.cuh"
 #include "common/linear_fp8.cuh"
 #include "common/load.cuh"
 #include "common/overlap.cuh"
@@ -80,54 +77,22 @@ struct Weights {
     }
 };
 
-// Inputs of two tokens that are floats yet: rounded to bf16 and quantised here, the same bits as by quantise.cu. A warp has a column
-// block of a token, the lane four columns.
-__device__ __forceinline__ void round_inputs(const Operands& o, unsigned group, uint32_t inputs, float* scales) {
-    constexpr unsigned ROUND = 4;
-    const unsigned blocks = o.cols / BLOCK, lane = threadIdx.x % 32;
-    const unsigned at = (lane % 2) << 4 | (lane / 2 % 2 * 2 + lane / 4 % 2) << 2, piece = lane / 8 * 2;
-    for (unsigned first = threadIdx.x / 32; first < o.tokens * blocks; first += ROUND * WARPS) {
-        float4 v[ROUND];
-#pragma unroll
-        for (unsigned i = 0; i < ROUND; i++) {
-            const unsigned own = min(first + i * WARPS, o.tokens * blocks - 1), n = own / blocks, block = own % blocks;
-            const float* x = reinterpret_cast<const float*>(o.x) + (size_t(n) * o.groups + group) * o.cols + block * BLOCK;
-            v[i] = __ldg(reinterpret_cast<const float4*>(x) + lane);
-        }
-#pragma unroll
-        for (unsigned i = 0; i < ROUND; i++) {
-            const unsigned own = first + i * WARPS, n = own / blocks, block = own % blocks;
-            if (own < o.tokens * blocks) {
-                const float a = longwave::round_bf16(v[i].x), b = longwave::round_bf16(v[i].y);
-                const float c = longwave::round_bf16(v[i].z), d = longwave::round_bf16(v[i].w);
-                const uint32_t codes = longwave::quantise_group(a, b, c, d, scales + n * MOST + block);
-                const unsigned row = block * 2 + n;
-                longwave::write_4(inputs + row * BLOCK + ((piece ^ row % 8) << 4 ^ at), codes);
-            }
-        }
-    }
-}
-
 // Brings the inputs of a group and their scales to shared memory: for each column block TOKENS rows of 128 bytes, columns in the
 // order in which lanes have them. All threads of the block call it.
 template <unsigned TOKENS>
 __device__ __forceinline__ void bring_inputs(const Operands& o, unsigned group, uint32_t inputs, float* scales) {
     const unsigned blocks = o.cols / BLOCK, steps = 4 * blocks;
-    if (TOKENS == 2 && !o.x_scales) {
-        round_inputs(o, group, inputs, scales);
-    } else {
-        for (unsigned i = threadIdx.x; i < o.tokens * steps; i += THREADS) {
-            const unsigned n = i / steps, step = i % steps;
-            const uint4* x = reinterpret_cast<const uint4*>(o.x + (size_t(n) * o.groups + group) * o.cols + 32 * step);
-            const uint4 v = __ldg(x), w = __ldg(x + 1);
-            const unsigned row = step / 4 * TOKENS + n, piece = step % 4 * 2;
-            longwave::write_16(inputs + row * BLOCK + ((piece ^ row % 8) << 4), make_uint4(v.x, w.x, v.z, w.z));
-            longwave::write_16(inputs + row * BLOCK + ((piece + 1 ^ row % 8) << 4), make_uint4(v.y, w.y, v.w, w.w));
-        }
-        for (unsigned i = threadIdx.x; i < o.tokens * blocks; i += THREADS) {
-            const unsigned n = i / blocks, block = i % blocks;
-            scales[n * MOST + block] = __ldg(o.x_scales + (size_t(n) * o.groups + group) * blocks + block);
-        }
+    for (unsigned i = threadIdx.x; i < o.tokens * steps; i += THREADS) {
+        const unsigned n = i / steps, step = i % steps;
+        const uint4* x = reinterpret_cast<const uint4*>(o.x + (size_t(n) * o.groups + group) * o.cols + 32 * step);
+        const uint4 v = __ldg(x), w = __ldg(x + 1);
+        const unsigned row = step / 4 * TOKENS + n, piece = step % 4 * 2;
+        longwave::write_16(inputs + row * BLOCK + ((piece ^ row % 8) << 4), make_uint4(v.x, w.x, v.z, w.z));
+        longwave::write_16(inputs + row * BLOCK + ((piece + 1 ^ row % 8) << 4), make_uint4(v.y, w.y, v.w, w.w));
+    }
+    for (unsigned i = threadIdx.x; i < o.tokens * blocks; i += THREADS) {
+        const unsigned n = i / blocks, block = i % blocks;
+        scales[n * MOST + block] = __ldg(o.x_scales + (size_t(n) * o.groups + group) * blocks + block);
     }
     longwave::fence_shared();
     __syncthreads();

@@ -114,9 +114,13 @@ impl Model {
         };
         self.mark(stream, name)?;
         let groups = self.weights.share.groups(c).len() as u32;
+        let wide = groups * c.o_lora_rank as u32;
         self.fp8(stream, &a.wo_a, groups, &s.o, &s.o_low_wide, t)?;
         self.mark(stream, "wo_a")?;
-        self.fp8_of_floats(stream, &a.wo_b, &s.o_low_wide, &s.o_low, &s.product, t)?;
+        let (codes, scales) = (s.o_low.codes.address(), s.o_low.scales.address());
+        self.ops.quantise.quantise(stream, s.o_low_wide.address(), codes, scales, u64::from(t * wide))?;
+        self.mark(stream, "quantise")?;
+        self.fp8(stream, &a.wo_b, 1, &s.o_low, &s.product, t)?;
         self.mark(stream, "wo_b")?;
         match &self.reduce {
             Some(reduce) => {

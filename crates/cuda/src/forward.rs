@@ -236,26 +236,17 @@ impl Model {
         y: &DeviceSlice<f32>,
         t: u32,
     ) -> Result<(), DriverError> {
-        self.ops.fp8.launch(stream, &fp8_product(w, groups, x, y, t))
-    }
-
-    /// A product with an e4m3 matrix of floats, which are quantised to `codes` unless the product does that itself.
-    pub(crate) fn fp8_of_floats(
-        &self,
-        stream: &Stream,
-        w: &Scaled,
-        x: &DeviceSlice<f32>,
-        codes: &Codes,
-        y: &DeviceSlice<f32>,
-        t: u32,
-    ) -> Result<(), DriverError> {
-        let product = fp8_product(w, 1, codes, y, t);
-        if self.ops.fp8.rounds(&product) {
-            return self.ops.fp8.launch(stream, &Fp8Product { x: x.address(), x_scales: 0, ..product });
-        }
-        let (to, scales) = (codes.codes.address(), codes.scales.address());
-        self.ops.quantise.quantise(stream, x.address(), to, scales, u64::from(t * w.cols))?;
-        self.mark(stream, "quantise")?;
+        let product = Fp8Product {
+            w: w.codes.address(),
+            w_scales: w.scales.address(),
+            x: x.codes.address(),
+            x_scales: x.scales.address(),
+            y: y.address(),
+            rows: w.rows / groups,
+            cols: w.cols,
+            groups,
+            tokens: t,
+        };
         self.ops.fp8.launch(stream, &product)
     }
 
@@ -413,21 +404,6 @@ fn site(mixer: &Mixer, norm: &DeviceSlice<f32>) -> MhcSite {
         base: mixer.base.address(),
         scale: mixer.scale.address(),
         weight: norm.address(),
-    }
-}
-
-/// A product with an e4m3 matrix, in `groups` groups with inputs of their own.
-fn fp8_product(w: &Scaled, groups: u32, x: &Codes, y: &DeviceSlice<f32>, tokens: u32) -> Fp8Product {
-    Fp8Product {
-        w: w.codes.address(),
-        w_scales: w.scales.address(),
-        x: x.codes.address(),
-        x_scales: x.scales.address(),
-        y: y.address(),
-        rows: w.rows / groups,
-        cols: w.cols,
-        groups,
-        tokens,
     }
 }
 

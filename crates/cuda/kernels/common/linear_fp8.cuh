@@ -1,5 +1,5 @@
 // Operands of a product with fp8 weights: W e4m3 [groups, rows, cols] with a float scale per 128 x 128 block, x e4m3 [tokens, groups,
-// cols] with a float scale per 128 columns, y float [tokens, groups, rows]. Where a kernel allows it, x may be float and have no scales.
+// cols] with a float scale per 128 columns, y float [tokens, groups, rows].
 #pragma once
 #include <stdint.h>
 

@@ -79,7 +79,7 @@ pub struct Fp8Product {
     pub w_scales: u64,
     /// Address of the inputs, e4m3 `[tokens, groups, cols]`.
     pub x: u64,
-    /// Address of their scales, float `[tokens, groups, cols / 128]`; 0 where inputs are float, which `rounds` must allow.
+    /// Address of their scales, float `[tokens, groups, cols / 128]`.
     pub x_scales: u64,
     /// Address of the results, float `[tokens, groups, rows]`.
     pub y: u64,
@@ -102,8 +102,7 @@ impl LinearFp8 {
             let module = Module::load(context, "linear_fp8_wide")?;
             let stream = |name| module.kernel(name, STREAM_MOST_BYTES);
             let eight = Module::load(context, "linear_fp8_eight")?;
-            let eight =
-                |name, which: usize, tokens| eight.kernel(name, eight_bytes(EIGHT_BLOCKS[which], 1, tokens, 2).1);
+            let eight = |name, which: usize, tokens| eight.kernel(name, eight_bytes(EIGHT_BLOCKS[which], 1, tokens, 2).1);
             Ok(Hopper {
                 eight: [
                     [eight("linear_fp8_eight_16_2", 0, 2)?, eight("linear_fp8_eight_16_8", 0, 8)?],
@@ -153,11 +152,6 @@ impl LinearFp8 {
         }
     }
 
-    /// Whether inputs may be floats: they are quantised on their way, to the bits of [`super::quantise::Quantise`].
-    pub fn rounds(&self, p: &Fp8Product) -> bool {
-        p.tokens <= 2 && self.form(p) == Form::Eight
-    }
-
     /// Launches it.
     pub fn launch(&self, stream: &Stream, p: &Fp8Product) -> Result<(), DriverError> {
         self.launch_as(stream, p, self.form(p))
@@ -169,7 +163,6 @@ impl LinearFp8 {
             && p.cols.is_multiple_of(128)
             && p.cols <= MOST_COLS;
         assert!(fits, "an fp8 product of {} x {} in {} groups", p.rows, p.cols, p.groups);
-        assert!(p.x_scales != 0 || (form == Form::Eight && p.tokens <= 2), "{form:?} takes inputs with scales");
         if p.tokens == 0 {
             return Ok(());
         }
@@ -229,7 +222,10 @@ impl Hopper {
         assert!(p.tokens <= EIGHT, "{} tokens are more than eight", p.tokens);
         let many = usize::from(p.tokens > 2);
         let tiles = p.rows / 16 * p.groups;
-        let blocks = tiles.min(2 * multiprocessors);
+        let mut blocks = tiles.min(2 * multiprocessors);
+        if p.groups > 1 {
+            blocks = blocks.min(std::env::var("LW_WOA").map_or(1000, |v| v.parse().unwrap_or(1000)));
+        }
         let (which, shared_bytes) = eight_bytes(p.cols / 128, p.groups, [2, 8][many], tiles.div_ceil(blocks));
         let grid = Grid { shared_bytes, ..Grid::new(blocks, 256) };
         let pointers = [p.w, p.w_scales, p.x, p.x_scales, p.y].map(Argument::Pointer);
