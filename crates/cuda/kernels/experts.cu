@@ -30,7 +30,7 @@ __device__ __forceinline__ float activate(float gate, float up, float limit, flo
 extern "C" __global__ void __launch_bounds__(256)
 swiglu(const float* __restrict__ y, const float* __restrict__ weights, const unsigned* __restrict__ sources,
        uint32_t* __restrict__ codes, float* __restrict__ scales, unsigned rows, unsigned inner, float limit) {
-    longwave::wait_before();
+    longwave::overlap();
     const unsigned per_row = inner / 128, lane = threadIdx.x % 32;
     const unsigned long long group = blockIdx.x * 8ull + threadIdx.x / 32;
     const unsigned row = static_cast<unsigned>(group / per_row), at = static_cast<unsigned>(group % per_row) * 128 + 4 * lane;

@@ -9,7 +9,6 @@
 #include <stdint.h>
 
 #include "common/cluster.cuh"
-#include "common/copy.cuh"
 #include "common/linear_fp8.cuh"
 #include "common/load.cuh"
 #include "common/overlap.cuh"
@@ -38,23 +37,6 @@ struct Weights {
         longwave::load_16_if(there, v[0][1], low + 64);
         longwave::load_16_if(there, v[1][0], high);
         longwave::load_16_if(there, v[1][1], high + 64);
-    }
-
-    // From shared memory, where a block's threads have pieces of sixteen bytes beside each other.
-    __device__ __forceinline__ void read(uint32_t at) {
-        v[0][0] = longwave::read_16(at);
-        v[0][1] = longwave::read_16(at + 16 * THREADS);
-        v[1][0] = longwave::read_16(at + 32 * THREADS);
-        v[1][1] = longwave::read_16(at + 48 * THREADS);
-    }
-
-    // They are here: what follows may overwrite where they came from.
-    __device__ __forceinline__ void hold() {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint4& w = v[i / 2][i % 2];
-            asm volatile("" : "+r"(w.x), "+r"(w.y), "+r"(w.z), "+r"(w.w)::"memory");
-        }
     }
 
     // As the tensor cores take them, 32 columns a step: lanes c and c ^ 2 give each other half of a load, so that lane c has eight
@@ -133,13 +115,10 @@ __device__ __forceinline__ void write_own(const float (&product)[4], unsigned pa
 
 // A block has a share of all tiles of sixteen rows, which are neighbours. A warp has STEPS column blocks of a tile, or a multiple of
 // AHEAD; behind the last one are some that nobody uses. With several groups STEPS is AHEAD. Shared memory: inputs of all these column
-// blocks for TOKENS tokens, then sums (two buffers for less than AHEAD steps), then with KEEPS as many weights again as registers hold, if
-// there are more.
-template <unsigned STEPS, unsigned TOKENS, bool KEEPS>
+// blocks for TOKENS tokens, then sums (two buffers for less than AHEAD steps).
+template <unsigned STEPS, unsigned TOKENS>
 __device__ __forceinline__ void products(const Operands& o) {
-    // And column blocks of a warp whose sums are under way at the same time, as registers allow.
-    constexpr unsigned BUFFERS = STEPS < AHEAD ? 2 : 1, TOGETHER = TOKENS == 2 ? STEPS : 1;
-    static_assert(!KEEPS || TOGETHER == AHEAD);
+    constexpr unsigned BUFFERS = STEPS < AHEAD ? 2 : 1;
     extern __shared__ __align__(1024) uint8_t memory[];
     __shared__ __align__(16) float row_scales[2][MOST], scales[TOKENS * MOST];
     // The same for all lanes, and known to be.
@@ -150,8 +129,6 @@ __device__ __forceinline__ void products(const Operands& o) {
     const uint32_t inputs = longwave::shared_address(memory);
     float* const sums = reinterpret_cast<float*>(memory + steps * WARPS * TOKENS * BLOCK);
     const unsigned of_row = steps * WARPS + PAD;
-    // A thread reads what it copied itself.
-    const uint32_t kept = longwave::shared_address(sums + TOKENS * ROWS * of_row) + 16 * threadIdx.x;
 
     // The weights that are loaded next. Tiles are neighbours, in memory too.
     const uint8_t* from = o.w + (size_t(begin) * ROWS + g) * o.cols + warp * BLOCK + 16 * c;
@@ -170,75 +147,26 @@ __device__ __forceinline__ void products(const Operands& o) {
             coming++;
         }
     };
-    // The weights that come to shared memory, if there are any; what was there is in registers. Behind the last ones there are none.
-    bool keeps = false;
-    const auto copy = [&]() {
-        keeps = coming < end;
-        if (keeps) {
-#pragma unroll
-            for (unsigned i = 0; i < 4 * AHEAD; i++) {
-                const bool there = coming_block + i / 4 * WARPS < blocks;
-                const uint8_t* at = from + i / 4 * WARPS * BLOCK + i / 2 % 2 * 8 * size_t(o.cols) + i % 2 * 64;
-                // Behind the last column block the first one is an address.
-                longwave::copy_16_if(there, kept + i * 16 * THREADS, there ? at : o.w);
-            }
-            longwave::commit_copies();
-            advance();
-        }
-    };
     // A thread's scale of the rows of a tile in its column block.
     const auto scale_of = [&](unsigned tile) {
         const float* at = o.w_scales + size_t(tile * ROWS / BLOCK) * blocks + threadIdx.x;
         return tile < end && threadIdx.x < blocks ? longwave::load_now(at) : 0.f;
     };
-    float product[TOGETHER][2 * TOKENS] = {};
+    float product[2 * TOKENS] = {};
     // Sums of a tile, whose weights are in `ahead` from `place` on.
     const auto add_tile = [&](unsigned t, unsigned place, float& scale) {
         float* const of_tile = sums + (BUFFERS == 1 ? 0 : t % 2 * TOKENS * ROWS * of_row);
         for (unsigned start = 0; start < steps; start += STEPS) {
 #pragma unroll
-            for (unsigned i = 0; i < STEPS; i += TOGETHER) {
-                uint32_t a[TOGETHER][4][4];
-#pragma unroll
-                for (unsigned j = 0; j < TOGETHER; j++) {
-                    ahead[place + i + j].arrange(a[j]);
-                }
+            for (unsigned i = 0; i < STEPS; i++) {
+                uint32_t a[4][4];
+                ahead[place + i].arrange(a);
+                load(place + i, i);
                 const unsigned step = (start + i) * WARPS;
-                longwave::sum_blocks(product, a, inputs + (step + warp / 4 * 4) * TOKENS * BLOCK, WARPS * TOKENS * BLOCK);
-                if constexpr (KEEPS) {
-#pragma unroll
-                    for (unsigned j = 0; j < AHEAD; j++) {
-                        // Nothing of what was there is needed: else registers hold it until then.
-                        ahead[j] = {};
-                    }
-                    if (keeps) {
-                        longwave::wait_copies<0>();
-#pragma unroll
-                        for (unsigned j = 0; j < AHEAD; j++) {
-                            ahead[j].read(kept + 4 * j * 16 * THREADS);
-                        }
-#pragma unroll
-                        for (unsigned j = 0; j < AHEAD; j++) {
-                            ahead[j].hold();
-                        }
-                        copy();
-                    }
-                } else {
-#pragma unroll
-                    for (unsigned j = 0; j < TOGETHER; j++) {
-                        // Nothing of what was there is needed: else registers hold it until then.
-                        ahead[place + i + j] = {};
-                        load(place + i + j, i + j);
-                    }
-                }
-#pragma unroll
-                for (unsigned j = 0; j < TOGETHER; j++) {
-                    write_own(product[j], warp % 4, of_tile + step + j * WARPS + warp, of_row);
-                }
+                longwave::sum_block(product, a, inputs + (step + warp / 4 * 4) * TOKENS * BLOCK);
+                write_own(product, warp % 4, of_tile + step + warp, of_row);
             }
-            if constexpr (!KEEPS) {
-                advance();
-            }
+            advance();
         }
         if (threadIdx.x < blocks) {
             row_scales[t % 2][threadIdx.x] = scale;
@@ -272,11 +200,8 @@ __device__ __forceinline__ void products(const Operands& o) {
             advance();
         }
     }
-    if constexpr (KEEPS) {
-        copy();
-    }
-    // What does not fit comes as far as the L2, if it is of one of the first tiles.
-    if (STEPS == AHEAD && lane < ROWS && coming < end && coming <= begin + 2) {
+    // What does not fit registers comes as far as the L2, if it is of the first tile or the next one.
+    if (STEPS == AHEAD && lane < ROWS && coming < end && coming <= begin + 1) {
         for (unsigned block = coming_block; block < blocks; block += WARPS) {
             asm volatile("prefetch.global.L2 [%0];" ::"l"(o.w + size_t(coming * ROWS + lane) * o.cols + block * BLOCK));
         }
@@ -314,17 +239,16 @@ __device__ __forceinline__ void products(const Operands& o) {
 }  // namespace
 
 // Grid: at most twice as many blocks as multiprocessors, 256 threads. Dynamic shared memory: see linear_fp8.rs. For up to 16 column
-// blocks in one group, up to 32 and up to 128; for two tokens, and eight.
-#define ENTRY(name, steps, held, keeps)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) linear_fp8_eight_##name(                                    \
+// blocks in one group, and up to 128; for two tokens, and eight.
+#define ENTRY(steps, held)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) linear_fp8_eight_##steps##_##held(                          \
         const uint8_t* w, const float* w_scales, const uint8_t* x, const float* x_scales, float* y, unsigned rows,       \
         unsigned cols, unsigned tokens, unsigned groups) {                                                               \
         longwave::start_next();                                                                                          \
-        products<steps, held, keeps>({w, w_scales, x, x_scales, y, rows, cols, tokens, groups});                                \
+        products<steps, held>({w, w_scales, x, x_scales, y, rows, cols, tokens, groups});                                \
     }
 
-ENTRY(16_2, 2, 2, false)
-ENTRY(32_2, 4, 2, true)
-ENTRY(128_2, 4, 2, false)
-ENTRY(16_8, 2, 8, false)
-ENTRY(128_8, 4, 8, false)
+ENTRY(2, 2)
+ENTRY(4, 2)
+ENTRY(2, 8)
+ENTRY(4, 8)

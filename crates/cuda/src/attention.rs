@@ -1,7 +1,7 @@
 //! Attention of a block (model.md 6): projections, window rows, compressed entries, index selection, the core, output.
 //!
-//! In layers with compressed entries a second stream works beside the step's own (`beside.rs`): the indexer in c4 layers, the
-//! compressor in c128 layers.
+//! In layers with compressed entries a second stream works beside the step's own (`beside.rs`): the indexer with its keys in c4
+//! layers, the compressor in c128 layers.
 
 use longwave_model::config::LayerKind;
 use longwave_model::geometry::CacheKind;
@@ -61,17 +61,19 @@ impl Model {
         let window = self.pages(CacheKind::Window, layer);
         let local = self.pools.local();
         self.keys(stream, layer, a, lists)?;
+        if let (Some(compressor), Some(indexer)) = (&a.compressor, &a.indexer) {
+            self.project(stream, compressor, indexer, t)?;
+        }
         let compresses = a.compressor.is_some();
-        match (&a.compressor, &a.indexer) {
-            // The chain of the indexer is the longer one: what it needs of the other comes first there.
-            (Some(compressor), Some(indexer)) => {
-                self.part(stream, true, |beside| self.index_product(beside, indexer, t))?;
-                self.project(stream, compressor, indexer, t)?;
-                self.index_keys(stream, layer, indexer, lists)?;
-                self.part(stream, true, |beside| self.select(beside, layer, lists))?;
-                self.compress(stream, layer, a, lists)?;
+        self.part(stream, compresses, |beside| match &a.indexer {
+            Some(indexer) => {
+                self.index_keys(beside, layer, indexer, lists)?;
+                self.select(beside, layer, indexer, lists)
             }
-            _ => self.part(stream, compresses, |beside| self.compress(beside, layer, a, lists))?,
+            None => self.compress(beside, layer, a, lists),
+        })?;
+        if a.indexer.is_some() {
+            self.compress(stream, layer, a, lists)?;
         }
         self.fp8(stream, &a.wq_b, 1, &s.q_low, &s.q_wide, t)?;
         self.mark(stream, "wq_b")?;
@@ -204,16 +206,12 @@ impl Model {
         })
     }
 
-    /// The indexer's queries before their rotation, of the query latents.
-    fn index_product(&self, stream: &Stream, indexer: &Indexer, t: u32) -> Result<(), DriverError> {
-        self.fp8(stream, &indexer.wq_b, 1, &self.scratch.q_low, &self.scratch.index_wide, t)?;
-        self.mark(stream, "index wq_b")
-    }
-
-    /// Entries that every row picks in a c4 layer (model.md 6.5), behind `index_product`, `project` and `index_keys`.
-    fn select(&self, stream: &Stream, layer: usize, lists: &Lists) -> Result<(), DriverError> {
+    /// Entries that every row picks in a c4 layer (model.md 6.5).
+    fn select(&self, stream: &Stream, layer: usize, indexer: &Indexer, lists: &Lists) -> Result<(), DriverError> {
         let (s, c, t) = (&self.scratch, &self.config, lists.tokens);
         let heads = c.index_n_heads as u32;
+        self.fp8(stream, &indexer.wq_b, 1, &s.q_low, &s.index_wide, t)?;
+        self.mark(stream, "index wq_b")?;
         let queries = Queries {
             products: s.index_wide.address(),
             gates: s.index_gates.address(),

@@ -1,4 +1,5 @@
-//! A second stream beside a step's own: the indexer in c4 layers, the compressor in c128 layers, the shared expert of few tokens beside the router and the routed experts.
+//! A second stream beside a step's own: the indexer with its keys in c4 layers, the compressor in c128 layers, the shared expert
+//! of few tokens beside the router and the routed experts.
 //!
 //! What both streams read is there before they part, they write different buffers, and they meet before anybody reads what
 //! either wrote.

@@ -168,36 +168,20 @@ __device__ __forceinline__ void wgmma_e4m3(float (&d)[32], const uint32_t (&a)[4
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(int(ADDS)));
 }
 
-// Sums over COUNT blocks of 128 columns: A in registers, B's rows of 128 bytes of the first one at `b`, each next one's `next` bytes
-// further.
-template <unsigned COUNT, int LENGTH>
-__device__ __forceinline__ void sum_blocks(float (&product)[COUNT][LENGTH], uint32_t (&a)[COUNT][4][4], uint32_t b, uint32_t next) {
-#pragma unroll
-    for (unsigned i = 0; i < COUNT; i++) {
-        wgmma_ready(a[i]);
-    }
+// Sums over a block of 128 columns: A in registers, B's rows of 128 bytes at `b`.
+template <int LENGTH>
+__device__ __forceinline__ void sum_block(float (&product)[LENGTH], uint32_t (&a)[4][4], uint32_t b) {
+    const uint32_t rows = fp8_rows(b);
+    wgmma_ready(a);
     wgmma_fence();
+    wgmma_e4m3<false>(product, a[0], rows);
 #pragma unroll
-    for (unsigned i = 0; i < COUNT; i++) {
-        const uint32_t rows = fp8_rows(b + i * next);
-        wgmma_e4m3<false>(product[i], a[i][0], rows);
-#pragma unroll
-        for (int j = 1; j < 4; j++) {
-            wgmma_e4m3<true>(product[i], a[i][j], rows + FP8_STEP * j);
-        }
+    for (int j = 1; j < 4; j++) {
+        wgmma_e4m3<true>(product, a[j], rows + FP8_STEP * j);
     }
     wgmma_commit();
     wgmma_wait<0>();
-#pragma unroll
-    for (unsigned i = 0; i < COUNT; i++) {
-        wgmma_done(product[i]);
-    }
-}
-
-// Over one.
-template <int LENGTH>
-__device__ __forceinline__ void sum_block(float (&product)[LENGTH], uint32_t (&a)[4][4], uint32_t b) {
-    sum_blocks(reinterpret_cast<float(&)[1][LENGTH]>(product), reinterpret_cast<uint32_t(&)[1][4][4]>(a), b, 0);
+    wgmma_done(product);
 }
 
 }  // namespace longwave

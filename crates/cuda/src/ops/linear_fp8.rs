@@ -27,8 +27,6 @@ const EIGHT: u32 = 8;
 const EIGHT_COLS: [u32; 2] = [2048, 4096];
 /// Behind the stages lies what products of 64 rows read of fewer tokens.
 const STREAM_BEHIND: u32 = 8 << 10;
-/// Column blocks that their kernels take at most.
-const EIGHT_BLOCKS: [u32; 3] = [16, 32, MOST_COLS / 128];
 /// What a block takes at most: eight stages of 64 rows and 64 tokens.
 const STREAM_MOST_BYTES: u32 = 8 * ((64 + 64) * 128 + 16) + STREAM_BEHIND;
 /// Weight rows of a tile of streamed weights.
@@ -63,8 +61,8 @@ pub struct LinearFp8 {
 
 /// Hopper's kernels.
 struct Hopper {
-    /// By [`EIGHT_BLOCKS`], then for two tokens and eight.
-    eight: [[Kernel; 2]; 3],
+    /// By column blocks of a warp (2, 4 and more), then for two tokens and eight.
+    eight: [[Kernel; 2]; 2],
     /// By [`STREAM_ROWS`].
     stream: [Kernel; 3],
     tiles: Kernel,
@@ -102,12 +100,12 @@ impl LinearFp8 {
             let module = Module::load(context, "linear_fp8_wide")?;
             let stream = |name| module.kernel(name, STREAM_MOST_BYTES);
             let eight = Module::load(context, "linear_fp8_eight")?;
-            let eight = |name, which: usize, tokens| eight.kernel(name, eight_bytes(EIGHT_BLOCKS[which], 1, tokens, 2).1);
+            let eight = |name, blocks, tokens| eight.kernel(name, eight_bytes(blocks, 1, tokens).1);
+            let most = MOST_COLS / 128;
             Ok(Hopper {
                 eight: [
-                    [eight("linear_fp8_eight_16_2", 0, 2)?, eight("linear_fp8_eight_16_8", 0, 8)?],
-                    [eight("linear_fp8_eight_32_2", 1, 2)?, eight("linear_fp8_eight_128_8", 1, 8)?],
-                    [eight("linear_fp8_eight_128_2", 2, 2)?, eight("linear_fp8_eight_128_8", 2, 8)?],
+                    [eight("linear_fp8_eight_2_2", 16, 2)?, eight("linear_fp8_eight_2_8", 16, 8)?],
+                    [eight("linear_fp8_eight_4_2", most, 2)?, eight("linear_fp8_eight_4_8", most, 8)?],
                 ],
                 stream: [
                     stream("linear_fp8_stream_16")?,
@@ -197,17 +195,14 @@ impl LinearFp8 {
     }
 }
 
-/// Which of the kernels for few tokens takes so many column blocks, and shared memory of a block with `tiles` tiles and inputs of
-/// `tokens`: those of all column blocks that its warps walk through and their sums (twice, if a warp has less than four). For two
-/// tokens and up to 32 column blocks there is room for as many weights as registers hold, of a second tile, if there is one.
-fn eight_bytes(blocks: u32, groups: u32, tokens: u32, tiles: u32) -> (usize, u32) {
-    let (steps, buffers) = match blocks {
-        ..=16 if groups == 1 => (2, 2),
-        _ => (blocks.div_ceil(32) * 4, 1),
+/// Which of the kernels for few tokens takes so many column blocks, and shared memory of a block with inputs of `tokens`: those of all
+/// column blocks that its warps walk through and their sums (twice, if a warp has less than four).
+fn eight_bytes(blocks: u32, groups: u32, tokens: u32) -> (usize, u32) {
+    let (which, steps, buffers) = match blocks {
+        ..=16 if groups == 1 => (0, 2, 2),
+        _ => (1, blocks.div_ceil(32) * 4, 1),
     };
-    let which = if steps == 2 { 0 } else { 1 + usize::from(steps > 4) };
-    let kept = if (which, tokens) == (1, 2) && tiles > 1 { 64 << 10 } else { 0 };
-    (which, tokens * (8 * steps * 128 + buffers * 16 * (8 * steps + 4) * 4) + kept)
+    (which, tokens * (8 * steps * 128 + buffers * 16 * (8 * steps + 4) * 4))
 }
 
 /// Stages of `rows` weight rows and `held` tokens, and shared memory of a block. Of each four a thread that copies has one.
@@ -221,12 +216,8 @@ impl Hopper {
     fn launch_eight(&self, stream: &Stream, p: &Fp8Product, multiprocessors: u32) -> Result<(), DriverError> {
         assert!(p.tokens <= EIGHT, "{} tokens are more than eight", p.tokens);
         let many = usize::from(p.tokens > 2);
-        let tiles = p.rows / 16 * p.groups;
-        let mut blocks = tiles.min(2 * multiprocessors);
-        if p.groups > 1 {
-            blocks = blocks.min(std::env::var("LW_WOA").map_or(1000, |v| v.parse().unwrap_or(1000)));
-        }
-        let (which, shared_bytes) = eight_bytes(p.cols / 128, p.groups, [2, 8][many], tiles.div_ceil(blocks));
+        let (which, shared_bytes) = eight_bytes(p.cols / 128, p.groups, [2, 8][many]);
+        let blocks = (p.rows / 16 * p.groups).min(2 * multiprocessors);
         let grid = Grid { shared_bytes, ..Grid::new(blocks, 256) };
         let pointers = [p.w, p.w_scales, p.x, p.x_scales, p.y].map(Argument::Pointer);
         let sizes = [p.rows, p.cols, p.tokens, p.groups].map(Argument::U32);
@@ -279,8 +270,8 @@ mod tests {
         }
         for (groups, tokens) in [(1, 2), (1, 8), (8, 2), (8, 8)] {
             for blocks in 1..=MOST_COLS / 128 {
-                let (which, bytes) = eight_bytes(blocks, groups, tokens, 2);
-                let may = eight_bytes(EIGHT_BLOCKS[which], 1, tokens, 2).1;
+                let (which, bytes) = eight_bytes(blocks, groups, tokens);
+                let may = eight_bytes([16, MOST_COLS / 128][which], 1, tokens).1;
                 assert!(
                     bytes <= may && may <= MOST_BYTES,
                     "{blocks} column blocks in {groups} groups: {bytes} of {may}"
