@@ -80,17 +80,6 @@ impl Module {
         check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(function, attribute, SHARED_PERCENT) }, what)?;
         Ok(Kernel { function, name, module: self.clone() })
     }
-
-    /// The kernel `name`, which runs in clusters of more than eight blocks.
-    pub fn wide_cluster_kernel(&self, name: &'static str) -> Result<Kernel, DriverError> {
-        let kernel = self.kernel(name, 0)?;
-        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
-        // SAFETY: sets one number of a valid function.
-        check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(kernel.function, attribute, 1) }, || {
-            format!("clusters of {name} in {}", self.name)
-        })?;
-        Ok(kernel)
-    }
 }
 
 impl Drop for Library {

@@ -19,8 +19,8 @@ pub struct Mhc {
     post_dots: Kernel,
     pre: Kernel,
     post: Kernel,
-    /// For blocks of one unit of columns, and of two.
-    few: [Kernel; 2],
+    /// For blocks of one unit of columns, and of two, where the GPU has room for their clusters.
+    few: Option<[Kernel; 2]>,
 }
 
 /// Constants of the model.
@@ -101,7 +101,10 @@ impl Mhc {
         let kernel = |name| module.kernel(name, 0);
         let (dots, post_dots) = (kernel("mhc_dots")?, kernel("mhc_post_dots")?);
         let few = Module::load(context, "mhc_few")?;
-        let few = [few.wide_cluster_kernel("mhc_few_1")?, few.wide_cluster_kernel("mhc_few_2")?];
+        let few = [few.kernel("mhc_few_1", 0)?, few.kernel("mhc_few_2", 0)?];
+        let fits =
+            few[0].fits_cluster(few_grid(FEW_BLOCKS, 1, 1))? && few[1].fits_cluster(few_grid(FEW_BLOCKS, 1, 2))?;
+        let few = fits.then_some(few);
         Ok(Mhc { dots, post_dots, pre: kernel("mhc_pre")?, post: kernel("mhc_post")?, few })
     }
 
@@ -154,7 +157,7 @@ impl Mhc {
     /// Whether `boundary` takes so many tokens.
     pub fn takes(&self, shape: &MhcShape, tokens: u32) -> bool {
         let fits = shape.width.is_power_of_two() && (2 * COLUMNS..=2 * COLUMNS * FEW_BLOCKS).contains(&shape.width);
-        tokens <= FEW && fits
+        self.few.is_some() && tokens <= FEW && fits
     }
 
     /// `next` with the function of `site` and then `before`, in one launch with the same bits.
@@ -186,9 +189,9 @@ impl Mhc {
         ];
         let numbers = [shape.norm_eps.into(), shape.hc_eps.into(), shape.iters.into()];
         let units = if shape.width > COLUMNS * FEW_BLOCKS { 2 } else { 1 };
-        let cluster = shape.width / COLUMNS / units;
-        let grid = Grid { blocks: [cluster, b.tokens, 1], cluster, ..Grid::new(cluster, 256 * units) };
-        stream.launch(&self.few[units as usize - 1], grid, &[&pointers.map(Argument::Pointer)[..], &numbers].concat())
+        let grid = few_grid(shape.width / COLUMNS / units, b.tokens, units);
+        let kernels = self.few.as_ref().expect("takes has looked");
+        stream.launch(&kernels[units as usize - 1], grid, &[&pointers.map(Argument::Pointer)[..], &numbers].concat())
     }
 
     /// The streams after the last sublayer, whose output is at `y`, bf16 `[tokens, width]`.
@@ -200,6 +203,11 @@ impl Mhc {
         let grid = Grid { blocks: [shape.width.div_ceil(512), b.tokens, 1], ..Grid::new(1, 256) };
         stream.launch(&self.post, grid, &[streams, y, mix, shape.width.into()])
     }
+}
+
+/// The grid of boundaries in one launch: clusters of blocks of so many units.
+fn few_grid(cluster: u32, tokens: u32, units: u32) -> Grid {
+    Grid { blocks: [cluster, tokens, 1], cluster, ..Grid::new(cluster, 256 * units) }
 }
 
 /// The grid of products.

@@ -12,6 +12,9 @@ use crate::rig::{Fresh, Rig, relative_error, rig};
 const ITERS: u32 = 20;
 const EPS: f32 = 1e-6;
 
+/// Bits of streams, mix, normed input, codes and scales.
+type Left = (Vec<u16>, Vec<u32>, Vec<u16>, Vec<u8>, Vec<u32>);
+
 struct Boundary {
     streams: DeviceSlice<u16>,
     function: DeviceSlice<f32>,
@@ -61,7 +64,7 @@ impl Boundary {
     }
 
     /// Bits of all that a boundary leaves.
-    fn left(&self, stream: &Stream) -> (Vec<u16>, Vec<u32>, Vec<u16>, Vec<u8>, Vec<u32>) {
+    fn left(&self, stream: &Stream) -> Left {
         let bits = |slice: &DeviceSlice<f32>| slice.read(stream).unwrap().iter().map(|v| v.to_bits()).collect();
         let (streams, normed) = (self.streams.read(stream).unwrap(), self.normed.read(stream).unwrap());
         (streams, bits(&self.mix), normed, self.codes.read(stream).unwrap(), bits(&self.scales))
