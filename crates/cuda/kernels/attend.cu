@@ -47,6 +47,12 @@ struct Raw {
     uint2 scales;
 };
 
+// A row of a tile: its position in a window, or its entry.
+struct Spot {
+    unsigned row;
+    bool window, there;
+};
+
 // A tile among those of a block: window tiles of a part, then entry tiles.
 struct Place {
     unsigned part, i, w_first, w_tiles, tiles;
@@ -60,6 +66,8 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
                                        const unsigned* __restrict__ counts, uint16_t* __restrict__ out,
                                        uint8_t* __restrict__ codes, float* __restrict__ scales, unsigned heads,
                                        unsigned block_tokens, unsigned reach, unsigned ratio) {
+    // Few rows leave registers for rows that are on their way during all of the work on a tile.
+    constexpr bool EARLY = FP8 && ROWS == 16;
     constexpr int MT = ROWS / 16, WM = MT == 4 ? 2 : 1, TM = MT / WM, WN = 4 / WM, TN = TILE / WN / 8;
     extern __shared__ __align__(1024) uint8_t shared[];
     uint8_t* const queries = shared;
@@ -102,41 +110,35 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
         return p.i < p.tiles || (ALONE && p.part + 1 < PARTS && begin(p, p.part + 1));
     };
 
-    // Four threads load a row.
+    // Four threads load a row. Where it lies takes up to two loads: the pick, then the page.
     const unsigned load_row = thread / 4, part = thread % 4;
-    const auto locate = [&](const Place& p, const uint8_t*& row_scales) -> const uint8_t* {
-        unsigned e, shift;
-        const uint8_t* page;
-        if (p.i < p.w_tiles) {
-            e = (p.w_first + p.i * PARTS) * TILE + load_row;
-            if (e < oldest || e > last) {
-                return nullptr;
-            }
-            page = window.page(job.seat, e);
-            shift = window.shift;
-        } else {
-            e = (p.part + (p.i - p.w_tiles) * PARTS) * TILE + load_row;
-            if (e >= count) {
-                return nullptr;
-            }
-            if (picks) {
-                e = __ldg(picks + static_cast<size_t>(job.row) * picks_len + e);
-            }
-            page = entries.page(job.seat, e);
-            shift = entries.shift;
+    const auto spot_of = [&](const Place& p, bool there) {
+        Spot s;
+        s.window = p.i < p.w_tiles;
+        s.row = (s.window ? p.w_first + p.i * PARTS : p.part + (p.i - p.w_tiles) * PARTS) * TILE + load_row;
+        s.there = there && (s.window ? s.row >= oldest && s.row <= last : s.row < count);
+        if (picks && !s.window && s.there) {
+            s.row = __ldg(picks + static_cast<size_t>(job.row) * picks_len + s.row);
         }
-        if (!page) {
-            return nullptr;
-        }
-        const unsigned slot = e & ((1u << shift) - 1);
+        return s;
+    };
+    // The block alone: whatever is made of it waits for the load.
+    const auto block_of = [&](const Spot& s) {
+        const unsigned* table = s.window ? window.table : entries.table;
+        const unsigned len = s.window ? window.table_len : entries.table_len, shift = s.window ? window.shift : entries.shift;
+        return s.there ? __ldg(table + static_cast<size_t>(job.seat) * len + (s.row >> shift)) : longwave::UNMAPPED;
+    };
+    const auto locate = [&](const Spot& s, unsigned block, const uint8_t*& row_scales) {
+        const unsigned shift = s.window ? window.shift : entries.shift, slot = s.row & ((1u << shift) - 1);
+        const uint8_t* pool = s.window ? window.pool : entries.pool;
+        const uint8_t* page = pool + (s.window ? window.unit_bytes : entries.unit_bytes) * block;
         row_scales = page + (576u << shift) + slot * 8;
         return page + static_cast<size_t>(slot) * (FP8 ? 576 : 1024);
     };
-    const auto load = [&](Raw& raw, const Place& p) {
-        const uint8_t* row_scales = nullptr;
-        const uint8_t* row = locate(p, row_scales);
-        if (row) {
-            const uint4* from = reinterpret_cast<const uint4*>(row) + part;
+    const auto load = [&](Raw& raw, const Spot& s, unsigned block) {
+        if (block != longwave::UNMAPPED) {
+            const uint8_t* row_scales;
+            const uint4* from = reinterpret_cast<const uint4*>(locate(s, block, row_scales)) + part;
 #pragma unroll
             for (int n = 0; n < 9; n++) {
                 raw.data[n] = __ldg(from + 4 * n);
@@ -172,9 +174,10 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
         *place(buffer, load_row, 60 + part) = raw.data[8];
     };
     // bf16 rows go straight to their place.
-    const auto copy = [&](const Place& p, uint8_t* buffer) {
-        const uint8_t* unused = nullptr;
-        const uint8_t* row = locate(p, unused);
+    const auto copy = [&](const Spot& s, uint8_t* buffer) {
+        const unsigned block = block_of(s);
+        const uint8_t* unused;
+        const uint8_t* row = block == longwave::UNMAPPED ? nullptr : locate(s, block, unused);
 #pragma unroll
         for (int n = 0; n < 16; n++) {
             const uint32_t to = shared_address(place(buffer, load_row, 4 * n + part));
@@ -184,15 +187,27 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
         }
     };
 
+    // A tile's rows are asked for while the one before it is worked on, where they lie one tile earlier, and picks another one earlier:
+    // each of these loads waits for the one before.
     Raw raw;
-    Place now;
-    bool more = begin(now, rank);
-    if (more) {
-        if constexpr (FP8) {
-            load(raw, now);
-        } else {
-            copy(now, buffers);
-        }
+    Place now, then, behind;
+    bool more = begin(now, rank), goes_on = false, comes = false;
+    const auto follow = [&]() {
+        behind = then;
+        comes = goes_on && advance(behind);
+    };
+    then = now;
+    goes_on = more && advance(then);
+    follow();
+    const Spot first = spot_of(now, more);
+    Spot next_spot = spot_of(then, goes_on), last_spot = spot_of(behind, comes && FP8);
+    unsigned next_block = longwave::UNMAPPED;
+    if constexpr (FP8) {
+        const unsigned block = block_of(first);
+        next_block = block_of(next_spot);
+        load(raw, first, block);
+    } else {
+        copy(first, buffers);
     }
     for (unsigned i = thread; i < ROWS * 64; i += THREADS) {
         const unsigned r = i / 64, chunk = i % 64, j = r / block_heads, head = first_head + r % block_heads;
@@ -228,15 +243,16 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
     for (unsigned turn = 0; more; turn++) {
         uint8_t* const buffer = buffers + (turn & 1) * BUFFER_BYTES;
         uint8_t* const next = buffers + (~turn & 1) * BUFFER_BYTES;
-        Place then = now;
-        const bool goes_on = advance(then);
+        if constexpr (EARLY) {
+            load(raw, next_spot, next_block);
+        }
         if constexpr (!FP8) {
             asm volatile("cp.async.wait_all;" ::: "memory");
         }
         __syncthreads();
         if constexpr (!FP8) {
             if (goes_on) {
-                copy(then, next);
+                copy(next_spot, next);
             }
         }
         {
@@ -263,10 +279,13 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
                     }
                 }
             }
-            if constexpr (FP8) {
+            if constexpr (FP8 && !EARLY) {
                 if (goes_on) {
-                    load(raw, then);
+                    load(raw, next_spot, next_block);
                 }
+            }
+            if constexpr (FP8) {
+                next_block = block_of(last_spot);
             }
 #pragma unroll
             for (int m = 0; m < TM; m++) {
@@ -407,6 +426,11 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
         }
         now = then;
         more = goes_on;
+        then = behind;
+        goes_on = comes;
+        follow();
+        next_spot = FP8 ? last_spot : spot_of(then, goes_on);
+        last_spot = spot_of(behind, comes && FP8);
     }
 
     // Numerators over the buffers: column col of row r at col ^ (r % 8) * 8.
