@@ -28,6 +28,7 @@ fn main() {
     println!("cargo::rerun-if-changed=kernels");
     println!("cargo::rerun-if-env-changed=CUDA_HOME");
     println!("cargo::rerun-if-env-changed=LONGWAVE_RACECHECK");
+    println!("cargo::rerun-if-env-changed=LONGWAVE_TIMELINE");
     let toolkit = root.join("../../target/cuda/nvidia/cu13");
     // A path that is not there would make every build run this again; the chore that fetches nvcc touches this file.
     if toolkit.join("bin/nvcc").exists() {
@@ -122,7 +123,9 @@ fn compile_one(nvcc: &Path, kernels: &Path, job: &Job, shared: &str) -> Result<(
     let mut hash = DefaultHasher::new();
     // All lanes arrive where one would do: kernels that compute-sanitizer's racecheck can follow (common/barrier.cuh).
     let racecheck = std::env::var_os("LONGWAVE_RACECHECK").map(|_| "-DLONGWAVE_RACECHECK");
-    (read(&job.source), shared, include_str!("build.rs"), nvcc, racecheck).hash(&mut hash);
+    // Kernels that note when they begin (common/timeline.cuh).
+    let timeline = std::env::var_os("LONGWAVE_TIMELINE").map(|_| "-DLONGWAVE_TIMELINE");
+    (read(&job.source), shared, include_str!("build.rs"), nvcc, racecheck, timeline).hash(&mut hash);
     let (stamp, mark) = (job.cubin.with_extension("stamp"), format!("{:x}", hash.finish()));
     if read(&stamp) == mark && job.cubin.exists() {
         return Ok(());
@@ -131,7 +134,7 @@ fn compile_one(nvcc: &Path, kernels: &Path, job: &Job, shared: &str) -> Result<(
     let output = Command::new(nvcc)
         .args(["-std=c++20", "-O3", "-cubin", "-lineinfo", "-Xptxas", "-v", "-Werror", "all-warnings"])
         .arg(format!("-gencode=arch=compute_{arch},code=sm_{arch}"))
-        .args(racecheck)
+        .args(racecheck.into_iter().chain(timeline))
         .arg("-I")
         .arg(kernels)
         .arg("-o")

@@ -200,11 +200,11 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
     goes_on = more && advance(then);
     follow();
     const Spot first = spot_of(now, more);
-    Spot next_spot = spot_of(then, goes_on), last_spot = spot_of(behind, comes && FP8);
+    Spot next_spot = spot_of(then, goes_on), last_spot = spot_of(behind, comes && EARLY);
     unsigned next_block = longwave::UNMAPPED;
     if constexpr (FP8) {
         const unsigned block = block_of(first);
-        next_block = block_of(next_spot);
+        next_block = EARLY ? block_of(next_spot) : next_block;
         load(raw, first, block);
     } else {
         copy(first, buffers);
@@ -281,10 +281,10 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
             }
             if constexpr (FP8 && !EARLY) {
                 if (goes_on) {
-                    load(raw, next_spot, next_block);
+                    load(raw, next_spot, block_of(next_spot));
                 }
             }
-            if constexpr (FP8) {
+            if constexpr (EARLY) {
                 next_block = block_of(last_spot);
             }
 #pragma unroll
@@ -429,8 +429,8 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
         then = behind;
         goes_on = comes;
         follow();
-        next_spot = FP8 ? last_spot : spot_of(then, goes_on);
-        last_spot = spot_of(behind, comes && FP8);
+        next_spot = EARLY ? last_spot : spot_of(then, goes_on);
+        last_spot = spot_of(behind, comes && EARLY);
     }
 
     // Numerators over the buffers: column col of row r at col ^ (r % 8) * 8.

@@ -4,16 +4,20 @@
 // the wait stand only those of weights). A kernel that ends without waiting would let the one behind it begin too early.
 #pragma once
 
+#include "timeline.cuh"
+
 namespace longwave {
 
 // The next kernel may take multiprocessors that become free.
 __device__ __forceinline__ void start_next() {
+    note(Moment::Begun);
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 // Waits for the kernels before this one.
 __device__ __forceinline__ void wait_before() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
+    note(Moment::Ready);
 }
 
 __device__ __forceinline__ void overlap() {

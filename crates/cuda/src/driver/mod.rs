@@ -12,6 +12,7 @@ mod memory;
 mod module;
 mod stream;
 mod tensor_map;
+pub mod timeline;
 
 pub use alarm::{Alarm, Bell};
 pub use context::{Context, Gpu, Missing, can_reach, probe};

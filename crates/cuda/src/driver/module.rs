@@ -8,6 +8,7 @@ use cudarc::driver::sys;
 
 use super::context::Context;
 use super::error::{DriverError, check};
+use super::timeline;
 use crate::cubins;
 
 /// A cubin on a GPU.
@@ -51,7 +52,9 @@ impl Module {
             )
         };
         check("cuLibraryLoadData", result, || format!("{} for sm_{}", cubin.name, cubin.arch))?;
-        Ok(Module { library: Rc::new(Library { handle, context: context.clone() }), name: cubin.name })
+        let library = Rc::new(Library { handle, context: context.clone() });
+        timeline::attach(context, handle, cubin.name)?;
+        Ok(Module { library, name: cubin.name })
     }
 
     /// The kernel `name`, allowed to take `shared_bytes` of dynamic shared memory.

@@ -1,12 +1,15 @@
 //! Decode steps of Flash's layers behind contexts of up to a million tokens, in batches of up to 128, measured.
 //!
 //! One text of 8,192 tokens is computed; copies of its units fill the contexts of all sequences. So entries are plausible
-//! and every sequence reads memory of its own. DEPTH_LAYERS says how many layers (8 by default), DEPTH_OPERATORS=1 prints
-//! where the time goes. What does not fit the cache is left out and said so.
+//! and every sequence reads memory of its own. DEPTH_LAYERS says how many layers (8 by default), DEPTH_BATCH one batch only,
+//! DEPTH_OPERATORS=1 prints where the time goes, and a build with LONGWAVE_TIMELINE=1 when each kernel of the last steps began and
+//! when what it waits for had ended. What does not fit the cache is left out and said so.
 
 use std::time::Instant;
 
 use longwave_cuda::backend::{CudaBackend, CudaOptions, Load};
+use longwave_cuda::driver::Context;
+use longwave_cuda::driver::timeline::{self, Moment};
 use longwave_engine::step::{Backend, BlockCopy, BlockId, Sampling, Seat, SeqStep, Step, TableWrite, Token};
 use longwave_model::geometry::{CacheLayout, LOGICAL_BLOCK};
 use longwave_model::{CacheFormats, IndexFormat, MainFormat, presets};
@@ -134,11 +137,19 @@ impl Depth {
     }
 }
 
+/// Notes of the last two steps or so: microseconds, what ("ready": what is before it has ended), the kernel's file and blocks.
+fn print_timeline(moments: &[Moment]) {
+    let steps: Vec<usize> = (0..moments.len()).filter(|&i| moments[i].module == "sample" && moments[i].ready).collect();
+    let last = &moments[steps.len().checked_sub(3).map_or(0, |i| steps[i])..];
+    for moment in last {
+        let us = (moment.ns - last[0].ns) as f64 / 1e3;
+        println!("{us:9.2} {} {} {}", if moment.ready { "ready" } else { "begun" }, moment.module, moment.blocks);
+    }
+}
+
 #[test]
 fn steps_behind_long_contexts_are_measured() {
-    if rig::gpus().is_none() {
-        return;
-    }
+    let Some(gpus) = rig::gpus() else { return };
     let mut config = presets::flash();
     config.num_hidden_layers = number("DEPTH_LAYERS", 8);
     config.layers.truncate(config.num_hidden_layers);
@@ -158,14 +169,18 @@ fn steps_behind_long_contexts_are_measured() {
     let backend = CudaBackend::open(Load::Dummy(config.clone()), options, |_| ()).unwrap();
     println!("{} layers: {}", config.num_hidden_layers, backend.summary());
     let layout = backend.layout().clone();
+    // Made current on this thread, for the timeline.
+    let context_here = Context::open(&gpus[0]).unwrap();
     let mut depth = Depth { backend, layout, number: 0, next: [0; 3], source: Vec::new() };
     depth.text();
     for context in [8192, 131_072, (1 << 20) - LOGICAL_BLOCK] {
-        for batch in [1, 8, 32, 128] {
+        for batch in [1, 8, 32, 128].into_iter().filter(|&batch| batch == number("DEPTH_BATCH", batch as usize) as u32)
+        {
             match depth.decode(batch, context, std::env::var_os("DEPTH_OPERATORS").is_some()) {
-                Some(ms) => println!("batch {batch}, context {context}: {ms:.2} ms a step"),
+                Some(ms) => println!("batch {batch}, context {context}: {ms:.3} ms a step"),
                 None => println!("batch {batch}, context {context}: does not fit the cache"),
             }
+            print_timeline(&timeline::take(&context_here).unwrap());
         }
     }
 }
