@@ -32,15 +32,24 @@ __device__ __forceinline__ void score_row(const uint16_t* q, const float* weight
     if (visible <= k || start >= visible) {
         return;
     }
+    // The first keys are on their way beside the queries, where registers allow.
+    constexpr bool EARLY = FORMAT != Format::Fp8;
+    longwave::KeyTile<FORMAT> coming;
+    unsigned first = start + warp * 32;
+    if (EARLY && first < visible) {
+        coming.load(keys, row.seat, first, visible);
+    }
     own.fill(q + size_t(token) * heads * 128, weights + size_t(token) * heads, heads);
     __syncthreads();
-    scores += size_t(token) * stride;
-    largest += size_t(token) * (stride / GROUP);
-    for (unsigned first = start + warp * 32; first < visible; first += gridDim.x * SCORERS) {
-        const float score = longwave::score_of_32<FORMAT>(own, heads, keys, row.seat, first, visible);
+    for (bool loaded = EARLY; first < visible; first += gridDim.x * SCORERS, loaded = false) {
+        if (!loaded) {
+            coming.load(keys, row.seat, first, visible);
+        }
+        const float score = longwave::score_of_tile(own, heads, coming);
         const unsigned at = 8 * (lane % 4) + lane / 4;
         const uint32_t v = first + at < visible ? longwave::ordered_score(score) : 0;
-        scores[first + at] = v;
+        const size_t place = size_t(blockIdx.y) * stride + first;
+        scores[place + at] = v;
         // Lanes with the same second bit have sixteen neighbours.
         uint32_t most = v;
 #pragma unroll
@@ -50,22 +59,28 @@ __device__ __forceinline__ void score_row(const uint16_t* q, const float* weight
             }
         }
         if ((lane & ~2u) == 0) {
-            largest[first / GROUP + lane / 2] = most;
+            largest[place / GROUP + lane / 2] = most;
         }
     }
 }
 
+// Bins of a first cut, and values of one bin that are ranked one by one at most.
+constexpr unsigned BINS = 2 * PICKERS, RANKED = 256;
+
 // What a block of PICKERS shares to choose.
 struct Shared {
     uint2 counts[2][PICKERS / 32];
-    uint32_t scan[PICKERS / 32];
+    uint32_t scan[PICKERS / 32], places[PICKERS / 32];
+    uint2 range[PICKERS / 32];
+    uint32_t bins[BINS];
+    // Values of the bin in which the k-th lies, with the thread and its index, how many there are and how many are needed; the bin.
+    uint2 members[RANKED];
+    uint32_t count, needed, bin;
 };
 
-// Of the values of all threads (0: none) the k largest, among equals those of lower threads and places; there are at least k.
-// `take(place, index)` gets each of this thread's, places 0 .. k - 1 in the order of threads and then of indices. All threads call it;
-// a barrier has to follow before what was taken is read, or `shared` is used again.
-template <class Take>
-__device__ __forceinline__ void choose(const uint32_t (&own)[EACH], unsigned used, unsigned k, Shared& shared, const Take& take) {
+// Of the values of all threads (0: none) the k largest, among equals those of lower threads and places; there are at least k. Gives a
+// bit for each of this thread's. All threads call it.
+__device__ __forceinline__ uint32_t choose_by_bits(const uint32_t (&own)[EACH], unsigned used, unsigned k, Shared& shared) {
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     // The largest bound that k values reach, two bits at a time.
     uint32_t bound = 0;
@@ -115,17 +130,131 @@ __device__ __forceinline__ void choose(const uint32_t (&own)[EACH], unsigned use
     const uint32_t of_warp = shared.scan[lane];
     const uint32_t before = __reduce_add_sync(0xffffffffu, lane < warp ? of_warp : 0) + through - mine;
     const unsigned needed = k - (__reduce_add_sync(0xffffffffu, of_warp) & 0xffff);
-    unsigned equal = before >> 16, place = (before & 0xffff) + min(equal, needed);
+    unsigned equal = before >> 16;
+    uint32_t taken = 0;
 #pragma unroll
     for (unsigned i = 0; i < EACH; i++) {
         if (i < used) {
-            const bool takes = own[i] > bound || (own[i] == bound && equal < needed);
+            taken |= (own[i] > bound || (own[i] == bound && equal < needed)) << i;
             equal += own[i] == bound;
-            if (takes) {
-                take(place++, i);
-            }
         }
     }
+    return taken;
+}
+
+// The score of an ordered integer.
+__device__ __forceinline__ float unordered(uint32_t v) {
+    return __uint_as_float(v ^ (v >> 31 ? 0x80000000u : 0xffffffffu));
+}
+
+// The same, faster where scores are spread: they are counted in bins of equal width between the least and the largest; what is in the
+// bin of the k-th is ranked one by one. Bins keep the order, since each step of a bin's number rounds in the order of scores.
+__device__ __forceinline__ uint32_t choose(const uint32_t (&own)[EACH], unsigned used, unsigned k, Shared& shared) {
+    const unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    uint32_t most = 0, least = 0xffffffffu;
+#pragma unroll
+    for (unsigned i = 0; i < EACH; i++) {
+        if (i < used && own[i]) {
+            most = max(most, own[i]);
+            least = min(least, own[i]);
+        }
+    }
+    most = __reduce_max_sync(0xffffffffu, most);
+    least = __reduce_min_sync(0xffffffffu, least);
+    if (lane == 0) {
+        shared.range[warp] = make_uint2(least, most);
+    }
+    shared.bins[thread] = shared.bins[thread + PICKERS] = 0;
+    if (thread == 0) {
+        shared.count = 0;
+    }
+    __syncthreads();
+    const uint2 range = shared.range[lane];
+    const float bottom = unordered(__reduce_min_sync(0xffffffffu, range.x));
+    const float width = unordered(__reduce_max_sync(0xffffffffu, range.y)) - bottom, per = (BINS - 1) / width;
+    // Equal or infinite scores, or such as lie too close.
+    if (!(width > 0.f) || !(per < INFINITY) || !(per > 0.f)) {
+        return choose_by_bits(own, used, k, shared);
+    }
+    const auto bin_of = [&](uint32_t v) { return min(static_cast<unsigned>((unordered(v) - bottom) * per), BINS - 1); };
+#pragma unroll
+    for (unsigned i = 0; i < EACH; i++) {
+        if (i < used && own[i]) {
+            atomicAdd(shared.bins + bin_of(own[i]), 1u);
+        }
+    }
+    __syncthreads();
+    // Two bins a thread, from the largest scores on.
+    const unsigned upper = BINS - 1 - 2 * thread, in_upper = shared.bins[upper], in_both = in_upper + shared.bins[upper - 1];
+    uint32_t through = in_both;
+#pragma unroll
+    for (unsigned step = 1; step < 32; step *= 2) {
+        const uint32_t other = __shfl_up_sync(0xffffffffu, through, step);
+        through += lane >= step ? other : 0;
+    }
+    if (lane == 31) {
+        shared.scan[warp] = through;
+    }
+    __syncthreads();
+    const unsigned before = __reduce_add_sync(0xffffffffu, lane < warp ? shared.scan[lane] : 0) + through - in_both;
+    if (before < k && before + in_both >= k) {
+        const bool in_first = before + in_upper >= k;
+        shared.bin = in_first ? upper : upper - 1;
+        shared.needed = k - before - (in_first ? 0 : in_upper);
+    }
+    __syncthreads();
+    const unsigned bin = shared.bin, needed = shared.needed;
+    uint32_t taken = 0, equal = 0;
+#pragma unroll
+    for (unsigned i = 0; i < EACH; i++) {
+        if (i < used && own[i]) {
+            const unsigned in = bin_of(own[i]);
+            taken |= (in > bin) << i;
+            equal |= (in == bin) << i;
+        }
+    }
+    const unsigned members = shared.bins[bin];
+    if (members == needed) {
+        return taken | equal;
+    }
+    if (members > RANKED) {
+        return choose_by_bits(own, used, k, shared);
+    }
+#pragma unroll
+    for (unsigned i = 0; i < EACH; i++) {
+        if (equal >> i & 1) {
+            shared.members[atomicAdd(&shared.count, 1u)] = make_uint2(own[i], thread * EACH + i);
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (unsigned i = 0; i < EACH; i++) {
+        if (equal >> i & 1) {
+            unsigned first = 0;
+            for (unsigned m = 0; m < members; m++) {
+                const uint2 other = shared.members[m];
+                first += other.x > own[i] || (other.x == own[i] && other.y < thread * EACH + i);
+            }
+            taken |= (first < needed) << i;
+        }
+    }
+    return taken;
+}
+
+// How many bits the threads before this one have.
+__device__ __forceinline__ unsigned places_before(uint32_t taken, Shared& shared) {
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, mine = __popc(taken);
+    unsigned through = mine;
+#pragma unroll
+    for (unsigned step = 1; step < 32; step *= 2) {
+        const unsigned other = __shfl_up_sync(0xffffffffu, through, step);
+        through += lane >= step ? other : 0;
+    }
+    if (lane == 31) {
+        shared.places[warp] = through;
+    }
+    __syncthreads();
+    return __reduce_add_sync(0xffffffffu, lane < warp ? shared.places[lane] : 0) + through - mine;
 }
 
 }  // namespace
@@ -174,31 +303,33 @@ index_pick(const BatchRow* rows, const uint32_t* scores, const uint32_t* largest
     }
     scores += size_t(token) * stride;
     largest += size_t(token) * (stride / GROUP);
-    uint32_t own[EACH];
-    if (visible <= PICKERS * EACH) {
-        const unsigned used = (visible + PICKERS - 1) / PICKERS;
+    const unsigned all = (visible + GROUP - 1) / GROUP;
+    // Groups first where entries are too many; then entries, of these groups or of all.
+    const bool grouped = visible > PICKERS * EACH;
+    for (bool entries = !grouped;; entries = true) {
+        const unsigned count = !entries ? all : grouped ? k * GROUP : visible, used = (count + PICKERS - 1) / PICKERS;
+        const auto index_of = [&](unsigned i) {
+            const unsigned at = thread * used + i;
+            return entries && grouped ? groups[at / GROUP] * GROUP + at % GROUP : at;
+        };
+        const uint32_t* from = entries ? scores : largest;
+        uint32_t own[EACH];
 #pragma unroll
         for (unsigned i = 0; i < EACH; i++) {
-            own[i] = i < used && thread * used + i < visible ? scores[thread * used + i] : 0;
+            own[i] = i < used && thread * used + i < count ? from[index_of(i)] : 0;
         }
-        choose(own, used, k, shared, [&](unsigned place, unsigned i) { out[place] = thread * used + i; });
-        return;
-    }
-    const unsigned all = (visible + GROUP - 1) / GROUP, of_groups = (all + PICKERS - 1) / PICKERS;
+        const uint32_t taken = choose(own, used, k, shared);
+        unsigned place = places_before(taken, shared);
+        unsigned* const to = entries ? out : groups;
 #pragma unroll
-    for (unsigned i = 0; i < EACH; i++) {
-        own[i] = i < of_groups && thread * of_groups + i < all ? largest[thread * of_groups + i] : 0;
+        for (unsigned i = 0; i < EACH; i++) {
+            if (taken >> i & 1) {
+                to[place++] = index_of(i);
+            }
+        }
+        if (entries) {
+            return;
+        }
+        __syncthreads();
     }
-    choose(own, of_groups, k, shared, [&](unsigned place, unsigned i) { groups[place] = thread * of_groups + i; });
-    __syncthreads();
-    const unsigned used = (k * GROUP + PICKERS - 1) / PICKERS;
-    const auto entry = [&](unsigned i) {
-        const unsigned at = thread * used + i;
-        return groups[at / GROUP] * GROUP + at % GROUP;
-    };
-#pragma unroll
-    for (unsigned i = 0; i < EACH; i++) {
-        own[i] = i < used && thread * used + i < k * GROUP ? scores[entry(i)] : 0;
-    }
-    choose(own, used, k, shared, [&](unsigned place, unsigned i) { out[place] = entry(i); });
 }

@@ -84,35 +84,35 @@ __device__ __forceinline__ float widen_codes(uint32_t (&words)[16], const KeyCod
     return FORMAT == Format::Fp8 ? __uint_as_float(codes.scale) : 1.f;
 }
 
-// Both, or zeros where there is no page.
+// What a lane has of 32 keys: key 8 i + g of the tile is row g or g + 8 of product i / 2.
 template <Format FORMAT>
-__device__ __forceinline__ float load_key(uint32_t (&words)[16], const uint8_t* page, unsigned slot, unsigned rows,
-                                          unsigned c) {
-    if (!page) {
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            words[i] = 0;
-        }
-        return 0.f;
-    }
-    KeyCodes<FORMAT> codes;
-    load_codes(codes, page, slot, rows, c);
-    return widen_codes(words, codes);
-}
+struct KeyTile {
+    KeyCodes<FORMAT> codes[4];
 
-// Of keys first .. first + 31, a multiple of 32, the score of first + 8 c + g; those from `end` on count as zeros.
+    // Keys first .. first + 31, a multiple of 32; those from `end` on count as zeros, as those without a page.
+    __device__ __forceinline__ void load(const Pages& keys, unsigned seat, unsigned first, unsigned end) {
+        const unsigned lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+        const uint8_t* page = keys.page(seat, first);
+#pragma unroll
+        for (unsigned i = 0; i < 4; i++) {
+            const unsigned entry = first + 8 * i + g;
+            codes[i] = {};
+            if (page && entry < end) {
+                load_codes(codes[i], page, keys.slot(entry), 1u << keys.shift, c);
+            }
+        }
+    }
+};
+
+// The score of key 8 c + g.
 template <Format FORMAT>
-__device__ __forceinline__ float score_of_32(const ScoreQueries& queries, unsigned heads, const Pages& keys, unsigned seat,
-                                             unsigned first, unsigned end) {
-    const unsigned lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, tiles = (heads + 7) / 8;
-    const uint8_t* page = keys.page(seat, first);
-    // Key 8 i + g of the tile is row g or g + 8 of product i / 2.
+__device__ __forceinline__ float score_of_tile(const ScoreQueries& queries, unsigned heads, const KeyTile<FORMAT>& tile) {
+    const unsigned lane = threadIdx.x % 32, c = lane % 4, tiles = (heads + 7) / 8;
     uint32_t words[4][16];
     float scale[4];
 #pragma unroll
-    for (unsigned i = 0; i < 4; i++) {
-        const unsigned entry = first + 8 * i + g;
-        scale[i] = load_key<FORMAT>(words[i], entry < end ? page : nullptr, keys.slot(entry), 1u << keys.shift, c);
+    for (int i = 0; i < 4; i++) {
+        scale[i] = widen_codes(words[i], tile.codes[i]);
     }
     float sums[4] = {0.f, 0.f, 0.f, 0.f};
     for (unsigned n = 0; n < tiles; n++) {
@@ -146,6 +146,15 @@ __device__ __forceinline__ float score_of_32(const ScoreQueries& queries, unsign
         own = c == i ? sum * scale[i] : own;
     }
     return own;
+}
+
+// Both.
+template <Format FORMAT>
+__device__ __forceinline__ float score_of_32(const ScoreQueries& queries, unsigned heads, const Pages& keys, unsigned seat,
+                                             unsigned first, unsigned end) {
+    KeyTile<FORMAT> tile;
+    tile.load(keys, seat, first, end);
+    return score_of_tile(queries, heads, tile);
 }
 
 // Integers in the order of scores, never 0. NaN counts as minus infinity.
