@@ -29,6 +29,9 @@ fn main() {
     println!("cargo::rerun-if-env-changed=CUDA_HOME");
     println!("cargo::rerun-if-env-changed=LONGWAVE_RACECHECK");
     println!("cargo::rerun-if-env-changed=LONGWAVE_TIMELINE");
+    if std::env::var_os("LONGWAVE_TIMELINE").is_some() {
+        println!("cargo::rustc-env=LONGWAVE_TIMELINE_BUILT=1");
+    }
     let toolkit = root.join("../../target/cuda/nvidia/cu13");
     // A path that is not there would make every build run this again; the chore that fetches nvcc touches this file.
     if toolkit.join("bin/nvcc").exists() {

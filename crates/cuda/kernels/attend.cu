@@ -206,7 +206,8 @@ __device__ __forceinline__ void attend(const uint16_t* __restrict__ q, const flo
         const unsigned block = block_of(first);
         next_block = EARLY ? block_of(next_spot) : next_block;
         load(raw, first, block);
-    } else {
+    } else if (more) {
+        // Without a tile nobody would wait for the copy, and what a part gives lies there at its end.
         copy(first, buffers);
     }
     for (unsigned i = thread; i < ROWS * 64; i += THREADS) {

@@ -40,15 +40,22 @@ pub struct Moment {
     pub ready: bool,
 }
 
+/// Whether kernels were built to make notes.
+const BUILT: bool = option_env!("LONGWAVE_TIMELINE_BUILT").is_some();
+
 /// Tells a module that was just loaded where its notes go, if it makes any.
 pub(super) fn attach(context: &Context, library: sys::CUlibrary, name: &'static str) -> Result<(), DriverError> {
+    if !BUILT {
+        return Ok(());
+    }
     let symbol: &CStr = c"longwave_timeline";
     let (mut at, mut bytes) = (0, 0);
     // SAFETY: the library is loaded; writes two numbers.
     let found = unsafe { sys::cuLibraryGetGlobal(&mut at, &mut bytes, library, symbol.as_ptr()) };
-    if found != sys::CUresult::CUDA_SUCCESS {
+    if found == sys::CUresult::CUDA_ERROR_NOT_FOUND {
         return Ok(());
     }
+    check("cuLibraryGetGlobal", found, || format!("the timeline of {name}"))?;
     let gpu = context.gpu().index;
     let mut all = NOTES.lock().unwrap_or_else(PoisonError::into_inner);
     let own = match all.iter().position(|(index, ..)| *index == gpu) {
