@@ -11,6 +11,7 @@
 
 #include "common/barrier.cuh"
 #include "common/cluster.cuh"
+#include "common/linear_fp8_wide.cuh"
 #include "common/load.cuh"
 #include "common/overlap.cuh"
 #include "common/tensor_map.cuh"
@@ -21,43 +22,9 @@ namespace {
 
 using longwave::TensorMap;
 
-constexpr unsigned BLOCK = 128;
+constexpr unsigned BLOCK = longwave::FP8_BLOCK;
 
-struct Operands {
-    const TensorMap& w;
-    const TensorMap& x;
-    const float* w_scales;
-    const float* x_scales;
-    float* y;
-    unsigned rows, cols, tokens, groups;
-
-    __device__ __forceinline__ unsigned blocks() const {
-        return cols / BLOCK;
-    }
-
-    // Scales of the weights' row tile, which lies in one row of scales, and of a token; behind the last token comes the last one.
-    __device__ __forceinline__ const float* scales_of_rows(unsigned group, unsigned row) const {
-        return w_scales + (size_t(group) * ((rows + BLOCK - 1) / BLOCK) + row / BLOCK) * blocks();
-    }
-
-    __device__ __forceinline__ const float* scales_of(unsigned group, unsigned token) const {
-        return x_scales + (size_t(min(token, tokens - 1)) * groups + group) * blocks();
-    }
-
-    // Columns 8 n + 2 c and the next of the tile that begins at `row`, of token `token`.
-    template <int LENGTH>
-    __device__ __forceinline__ void store(const float (&v)[LENGTH], unsigned group, unsigned row, unsigned token, int half) const {
-        if (token < tokens) {
-            float* to = y + (size_t(token) * groups + group) * rows + row;
-#pragma unroll
-            for (int n = 0; n < LENGTH / 4; n++) {
-                if (row + 8 * n < rows) {
-                    *reinterpret_cast<float2*>(to + 8 * n) = make_float2(v[4 * n + 2 * half], v[4 * n + 2 * half + 1]);
-                }
-            }
-        }
-    }
-};
+using Operands = longwave::WideOperands;
 
 // A thread's scales of a column block: the weights' and those of its two tokens.
 struct Scales {
@@ -105,56 +72,22 @@ __device__ __forceinline__ void add_blocks(float (&total)[LENGTH], float (&one)[
     }
 }
 
-// Threads that copy: one alone takes longer for a column block than its bytes do.
+// Threads of a block that copy: one alone takes longer for a column block than its bytes do.
 constexpr unsigned PRODUCERS = 4;
 
-// What is copied next: a column block of a tile of `size` rows.
-struct Cursor {
-    const Operands& o;
-    unsigned tile, of_group, size, blocks, block, row, col;
-
-    __device__ __forceinline__ Cursor(unsigned first, unsigned tiles_of_group, unsigned tile_size, const Operands& operands)
-        : o(operands), tile(first), of_group(tiles_of_group), size(tile_size), blocks(operands.blocks()), block(0) {
-        begin();
-    }
-
-    __device__ __forceinline__ void begin() {
-        const unsigned group = tile / of_group;
-        row = group * o.rows + (tile - group * of_group) * size;
-        col = group * o.cols;
-    }
-
-    __device__ __forceinline__ void advance(unsigned by) {
-        block += by;
-        if (block >= blocks) {
-            for (; block >= blocks; block -= blocks) {
-                tile += gridDim.x;
-            }
-            begin();
-        }
-    }
-
-    // The first of the two: its barrier expects both.
-    __device__ __forceinline__ void copy_weights(uint32_t to, uint32_t bytes, uint32_t barrier) const {
-        longwave::arrive_expecting(barrier, bytes);
-        longwave::copy_box(to, o.w, block * BLOCK, row, barrier);
-    }
-
-    __device__ __forceinline__ void copy_inputs(uint32_t to, uint32_t barrier) const {
-        longwave::copy_box(to, o.x, col + block * BLOCK, 0, barrier);
-    }
-};
-
-// Up to 64 tokens: weights stream past them. A block has tiles of N weight rows in turn. A stage of the ring is a column block of the
-// weights and of `held` tokens; what wgmma reads behind these are other bytes, of the ring or behind it, whose products nobody uses.
-template <int N>
+// Up to 64 tokens: weights stream past them. A team is a warpgroup that multiplies, threads that copy for it and a ring. A block has
+// every gridDim.x-th tile of N weight rows and its teams take turns with them, so that shares of blocks differ by a tile at most: what a
+// column block takes is mostly instructions that wait for each other, and between those of one team another's find room. What wgmma reads
+// behind the `held` tokens of a stage are other bytes, of a ring or behind it, whose products nobody uses.
+template <int N, unsigned TEAMS>
 __device__ __forceinline__ void stream(const Operands& o, unsigned held, unsigned stages) {
-    constexpr unsigned CONSUMERS = 128;
+    constexpr unsigned CONSUMERS = 128 * TEAMS, OF_TEAM = PRODUCERS / TEAMS;
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t base = longwave::shared_address(memory), stage_bytes = (N + held) * BLOCK;
-    const uint32_t full = base + stages * stage_bytes, empty = full + 8 * stages;
+    // Of all teams those of full stages, then those of empty ones.
+    const uint32_t full = base + TEAMS * stages * stage_bytes, empty = full + 8 * TEAMS * stages;
     const unsigned blocks = o.blocks(), of_group = (o.rows + N - 1) / N, tiles = of_group * o.groups;
-    if (threadIdx.x < stages) {
+    if (threadIdx.x < TEAMS * stages) {
         longwave::init_barrier(full + 8 * threadIdx.x, 1);
         longwave::init_barrier(empty + 8 * threadIdx.x, 4 * longwave::WARP_ARRIVALS);
         longwave::show_barriers();
@@ -164,45 +97,33 @@ __device__ __forceinline__ void stream(const Operands& o, unsigned held, unsigne
         longwave::fetch_map(o.x);
     }
     __syncthreads();
+    const auto ring_of = [&](unsigned team) {
+        const unsigned first = team * stages;
+        return longwave::WideRing{base + first * stage_bytes, stage_bytes, full + 8 * first, empty + 8 * first, stages};
+    };
     if (threadIdx.x >= CONSUMERS) {
         if (threadIdx.x % 32 == 0) {
-            // Every producer has each PRODUCERS-th column block, and so always the same slots.
-            const unsigned producer = (threadIdx.x - CONSUMERS) / 32;
-            Cursor weights(blockIdx.x, of_group, N, o);
-            weights.advance(producer);
-            Cursor inputs = weights;
-            // Weights are there before the kernels before this one have ended.
-            for (unsigned s = producer; s < stages && weights.tile < tiles; s += PRODUCERS) {
-                weights.copy_weights(base + s * stage_bytes, stage_bytes, full + 8 * s);
-                weights.advance(PRODUCERS);
-            }
-            longwave::wait_before();
-            for (unsigned s = producer; s < stages && inputs.tile < tiles; s += PRODUCERS) {
-                inputs.copy_inputs(base + s * stage_bytes + N * BLOCK, full + 8 * s);
-                inputs.advance(PRODUCERS);
-            }
-            for (unsigned s = producer, phase = 0; inputs.tile < tiles; inputs.advance(PRODUCERS)) {
-                longwave::wait(empty + 8 * s, phase);
-                inputs.copy_weights(base + s * stage_bytes, stage_bytes, full + 8 * s);
-                inputs.copy_inputs(base + s * stage_bytes + N * BLOCK, full + 8 * s);
-                s += PRODUCERS;
-                if (s >= stages) {
-                    s = producer;
-                    phase ^= 1;
-                }
-            }
+            const unsigned warp = (threadIdx.x - CONSUMERS) / 32, team = TEAMS == 1 ? 0 : warp / OF_TEAM;
+            const unsigned first = blockIdx.x + team * gridDim.x, producer = warp - team * OF_TEAM;
+            longwave::fill_ring<N, OF_TEAM>(o, ring_of(team), producer, first, TEAMS * gridDim.x);
         }
         return;
     }
+    if constexpr (TEAMS > 1) {
+        longwave::fetch_scales<N>(o, blockIdx.x, gridDim.x, threadIdx.x, CONSUMERS);
+    }
     longwave::wait_before();
-    const unsigned lane = threadIdx.x % 32, token = threadIdx.x / 32 * 16 + lane / 4, c = lane % 4;
+    // The same for all lanes, and known to be.
+    const unsigned team = TEAMS == 1 ? 0 : __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    const longwave::WideRing ring = ring_of(team);
+    const unsigned warp = threadIdx.x / 32 - 4 * team, lane = threadIdx.x % 32, token = warp * 16 + lane / 4, c = lane % 4;
     float total[N / 2], one[N / 2], other[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
         one[i] = other[i] = 0.f;
     }
     unsigned stage = 0, phase = 0, free = 0;
-    for (unsigned t = blockIdx.x; t < tiles; t += gridDim.x) {
+    for (unsigned t = blockIdx.x + team * gridDim.x; t < tiles; t += TEAMS * gridDim.x) {
         const unsigned group = t / of_group, row = t % of_group * N;
         const float* low = o.scales_of(group, token);
         const float* high = o.scales_of(group, token + 8);
@@ -219,15 +140,15 @@ __device__ __forceinline__ void stream(const Operands& o, unsigned held, unsigne
             [&](float(&product)[N / 2]) {
                 const Scales scales = coming;
                 coming = scales_at(w_scales, low, high, min(++i, blocks - 1));
-                const uint32_t w = base + stage * stage_bytes;
-                longwave::wait(full + 8 * stage, phase);
+                const uint32_t w = ring.base + stage * stage_bytes;
+                longwave::wait(ring.full + 8 * stage, phase);
                 longwave::begin_block(product, longwave::fp8_rows(w + N * BLOCK), longwave::fp8_rows(w));
                 stage = stage + 1 == stages ? 0 : stage + 1;
                 phase ^= stage == 0;
                 return scales;
             },
             [&]() {
-                longwave::arrive_of_warp(empty + 8 * free);
+                longwave::arrive_of_warp(ring.empty + 8 * free);
                 free = free + 1 == stages ? 0 : free + 1;
             });
         o.store(total, group, row + 2 * c, token, 0);
@@ -317,21 +238,24 @@ __device__ __forceinline__ void tiles(const Operands& o) {
 
 }  // namespace
 
-// Grid: at most as many blocks as fit the multiprocessors at once, 256 threads. Dynamic shared memory: `stages` (a multiple of
-// PRODUCERS, at least two: a block of columns begins before the last one is free) of N + held rows of 128 bytes, 16 bytes a stage, and 8
-// KiB. Boxes of N rows of w, of `held` tokens (8, 16, 32 or 64) of x.
-#define STREAM(n)                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(128 + 32 * PRODUCERS) linear_fp8_stream_##n(                            \
+// Grid: at most as many blocks as fit the multiprocessors at once; 256 threads for one team, 384 for two. Dynamic shared memory: for each
+// team `stages` (a multiple of its threads that copy, at least four: a block of columns begins before the last one is free) of N + held
+// rows of 128 bytes and 16 bytes a stage, and behind the teams 8 KiB. Boxes of N rows of w, of `held` tokens (8, 16, 32 or 64) of x.
+#define STREAM(name, n, teams)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(128 * teams + 32 * PRODUCERS) linear_fp8_##name##_##n(                  \
         const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x, const float* w_scales,                 \
         const float* x_scales, float* y, unsigned rows, unsigned cols, unsigned tokens, unsigned groups, unsigned held,  \
         unsigned stages) {                                                                                               \
         longwave::start_next();                                                                                          \
-        stream<n>({w, x, w_scales, x_scales, y, rows, cols, tokens, groups}, held, stages);                              \
+        stream<n, teams>({w, x, w_scales, x_scales, y, rows, cols, tokens, groups}, held, stages);                       \
     }
 
-STREAM(16)
-STREAM(32)
-STREAM(64)
+STREAM(stream, 16, 1)
+STREAM(stream, 32, 1)
+STREAM(stream, 64, 1)
+STREAM(teams, 16, 2)
+STREAM(teams, 32, 2)
+STREAM(teams, 64, 2)
 
 // Grid: at most as many blocks as multiprocessors, an even number, clusters of two, 384 threads. Dynamic shared memory: STAGES *
 // (STAGE + 16). Boxes of 128 rows of w, of 64 tokens of x.

@@ -11,6 +11,13 @@ __device__ __forceinline__ float load_now(const float* from) {
     return v;
 }
 
+// The same of two that lie at a multiple of eight bytes.
+__device__ __forceinline__ float2 load_two_now(const float* from) {
+    float2 v;
+    asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(from));
+    return v;
+}
+
 // Sixteen bytes that are read once, or leaves `v` as it is. Written so that nothing is copied, since a copy would wait for the load.
 __device__ __forceinline__ void load_16_if(bool there, uint4& v, const void* from) {
     asm volatile(

@@ -31,6 +31,14 @@ const STREAM_BEHIND: u32 = 8 << 10;
 const STREAM_MOST_BYTES: u32 = 8 * ((64 + 64) * 128 + 16) + STREAM_BEHIND;
 /// Weight rows of a tile of streamed weights.
 const STREAM_ROWS: [u32; 3] = [16, 32, 64];
+/// Stages at least, by [`STREAM_ROWS`], where two warpgroups take turns with the column blocks of a tile: each holds two of them while the
+/// others are on their way.
+const TURNS_STAGES: [u32; 3] = [16, 12, 8];
+/// What a block of them takes at most: eight stages of 64 rows and 64 tokens, and products of 64 rows on their way.
+const TURNS_MOST_BYTES: u32 = 8 * ((64 + 64) * 128 + 16) + 512 * 64 + 32;
+/// Whether two warpgroups of a block share its work, where one works by itself otherwise ([`Form::Stream`]): [`Form::Teams`] if there are
+/// two tiles for each multiprocessor, else [`Form::Turns`]. Neither has been measured yet.
+const TWO_WARPGROUPS: bool = false;
 
 /// Which kernel. Those of Hopper give the same bits, and so do the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +53,10 @@ pub enum Form {
     Eight,
     /// Weights stream past up to 64 tokens, on Hopper.
     Stream,
+    /// The same with two warpgroups of a block, each of which has tiles of its own.
+    Teams,
+    /// The same with two warpgroups that take turns with the column blocks of a tile, which are an even number.
+    Turns,
     /// Tiles of 128 tokens and 128 rows, on Hopper.
     Tiles,
 }
@@ -63,8 +75,10 @@ pub struct LinearFp8 {
 struct Hopper {
     /// By column blocks of a warp (2, 4 and more), then for two tokens and eight.
     eight: [[Kernel; 2]; 2],
-    /// By [`STREAM_ROWS`].
+    /// These three by [`STREAM_ROWS`].
     stream: [Kernel; 3],
+    teams: [Kernel; 3],
+    turns: [Kernel; 3],
     tiles: Kernel,
 }
 
@@ -99,6 +113,8 @@ impl LinearFp8 {
         let hopper = || {
             let module = Module::load(context, "linear_fp8_wide")?;
             let stream = |name| module.kernel(name, STREAM_MOST_BYTES);
+            let turns = Module::load(context, "linear_fp8_turns")?;
+            let turns = |name| turns.kernel(name, TURNS_MOST_BYTES);
             let eight = Module::load(context, "linear_fp8_eight")?;
             let eight = |name, blocks, tokens| eight.kernel(name, eight_bytes(blocks, 1, tokens).1);
             let most = MOST_COLS / 128;
@@ -112,6 +128,8 @@ impl LinearFp8 {
                     stream("linear_fp8_stream_32")?,
                     stream("linear_fp8_stream_64")?,
                 ],
+                teams: [stream("linear_fp8_teams_16")?, stream("linear_fp8_teams_32")?, stream("linear_fp8_teams_64")?],
+                turns: [turns("linear_fp8_turns_16")?, turns("linear_fp8_turns_32")?, turns("linear_fp8_turns_64")?],
                 tiles: module.kernel("linear_fp8_tiles", TILES_BYTES)?,
             })
         };
@@ -132,7 +150,9 @@ impl LinearFp8 {
     /// The forms that the GPU has, by the bits they give.
     pub fn forms(&self) -> Vec<Vec<Form>> {
         let mut forms = vec![vec![Form::Few, Form::Small, Form::Large]];
-        forms.extend(self.hopper.as_ref().map(|_| vec![Form::Eight, Form::Stream, Form::Tiles]));
+        forms.extend(
+            self.hopper.as_ref().map(|_| vec![Form::Eight, Form::Stream, Form::Teams, Form::Turns, Form::Tiles]),
+        );
         forms
     }
 
@@ -142,6 +162,7 @@ impl LinearFp8 {
         match (self.hopper.is_some(), p.tokens) {
             (true, ..=2) if p.cols >= EIGHT_COLS[0] => Form::Eight,
             (true, ..=EIGHT) if (EIGHT_COLS[0]..=EIGHT_COLS[1]).contains(&p.cols) => Form::Eight,
+            (true, ..=STREAMED) if TWO_WARPGROUPS => self.of_two_warpgroups(p),
             (true, ..=STREAMED) => Form::Stream,
             (true, _) => Form::Tiles,
             (false, ..=FEW) => Form::Few,
@@ -150,12 +171,25 @@ impl LinearFp8 {
         }
     }
 
+    /// The form of two warpgroups a block for a product, or that of one where the product is not cut evenly.
+    fn of_two_warpgroups(&self, p: &Fp8Product) -> Form {
+        let which = stream_rows(p, self.multiprocessors);
+        if stream_tiles(p, STREAM_ROWS[which]) >= 2 * self.multiprocessors {
+            Form::Teams
+        } else if takes_turns(p) {
+            Form::Turns
+        } else {
+            Form::Stream
+        }
+    }
+
     /// Launches it.
     pub fn launch(&self, stream: &Stream, p: &Fp8Product) -> Result<(), DriverError> {
         self.launch_as(stream, p, self.form(p))
     }
 
-    /// Launches it in this form, of which `Eight`, `Few` and `Stream` take no more than 8, 32 and 64 tokens.
+    /// Launches it in this form, of which `Eight` and `Few` take no more than 8 and 32 tokens, `Stream`, `Teams` and `Turns` no more than
+    /// 64; `Turns` takes columns that are a multiple of 256.
     pub fn launch_as(&self, stream: &Stream, p: &Fp8Product, form: Form) -> Result<(), DriverError> {
         let fits = p.rows.is_multiple_of(if p.groups > 1 { 128 } else { 16 })
             && p.cols.is_multiple_of(128)
@@ -186,7 +220,9 @@ impl LinearFp8 {
                 let grid = Grid { blocks: tiles(128), shared_bytes: LARGE_BYTES, ..Grid::new(1, 256) };
                 stream.launch(&self.large, grid, &arguments)
             }
-            Form::Eight | Form::Stream | Form::Tiles => self.hopper().launch(stream, p, form, self.multiprocessors),
+            Form::Eight | Form::Stream | Form::Teams | Form::Turns | Form::Tiles => {
+                self.hopper().launch(stream, p, form, self.multiprocessors)
+            }
         }
     }
 
@@ -205,11 +241,37 @@ fn eight_bytes(blocks: u32, groups: u32, tokens: u32) -> (usize, u32) {
     (which, tokens * (8 * steps * 128 + buffers * 16 * (8 * steps + 4) * 4))
 }
 
-/// Stages of `rows` weight rows and `held` tokens, and shared memory of a block. Of each four a thread that copies has one.
-fn stream_bytes(rows: u32, held: u32) -> (u32, u32) {
+/// Stages of `rows` weight rows and `held` tokens for each of a block's teams (1 or 2), and shared memory of a block. Of each `4 / teams`
+/// a thread that copies has one.
+fn stream_bytes(rows: u32, held: u32, teams: u32) -> (u32, u32) {
     let stage_bytes = (rows + held) * 128;
-    let stages = (STREAM_BYTES / stage_bytes / 4 * 4).max(8);
-    (stages, stages * (stage_bytes + 16) + STREAM_BEHIND)
+    let stages = (STREAM_BYTES / stage_bytes / 4 * 4).max(8) / teams;
+    (stages, teams * stages * (stage_bytes + 16) + STREAM_BEHIND)
+}
+
+/// The same of two warpgroups that take turns: behind the stages lie two slots for products each way, of half a tile of 64 tokens, and
+/// their barriers.
+fn turns_bytes(which: usize, held: u32) -> (u32, u32) {
+    let (rows, least) = (STREAM_ROWS[which], TURNS_STAGES[which]);
+    let stage_bytes = (rows + held) * 128;
+    let stages = (STREAM_BYTES / stage_bytes / 4 * 4).max(least);
+    (stages, stages * (stage_bytes + 16) + 512 * rows + 32)
+}
+
+/// Tiles of so many weight rows.
+fn stream_tiles(p: &Fp8Product, rows: u32) -> u32 {
+    p.rows.div_ceil(rows) * p.groups
+}
+
+/// Which of [`STREAM_ROWS`]: the largest tiles of which nearly every multiprocessor has one.
+fn stream_rows(p: &Fp8Product, multiprocessors: u32) -> usize {
+    let enough = |rows: &u32| stream_tiles(p, *rows) >= multiprocessors * 7 / 8;
+    STREAM_ROWS.iter().rposition(enough).unwrap_or(0)
+}
+
+/// Whether two warpgroups can take turns: column blocks come in pairs, and so do their scales.
+fn takes_turns(p: &Fp8Product) -> bool {
+    p.cols.is_multiple_of(256) && p.w_scales.is_multiple_of(8) && p.x_scales.is_multiple_of(8)
 }
 
 impl Hopper {
@@ -241,15 +303,20 @@ impl Hopper {
             return stream.launch(&self.tiles, grid, &[&maps(128, 64)?[..], &pointers, &sizes].concat());
         }
         assert!(p.tokens <= STREAMED, "{} tokens are not few", p.tokens);
-        // The largest tiles of which nearly every multiprocessor has one.
-        let tiles = |rows: u32| p.rows.div_ceil(rows) * p.groups;
-        let enough = |rows: &u32| tiles(*rows) >= multiprocessors * 7 / 8;
-        let which = STREAM_ROWS.iter().rposition(enough).unwrap_or(0);
+        let which = stream_rows(p, multiprocessors);
         let (rows, held) = (STREAM_ROWS[which], p.tokens.next_power_of_two().max(8));
-        let (stages, shared_bytes) = stream_bytes(rows, held);
-        let grid = Grid { shared_bytes, ..Grid::new(tiles(rows).min(multiprocessors), 256) };
+        let (kernels, warpgroups, (stages, shared_bytes)) = match form {
+            Form::Teams => (&self.teams, 2, stream_bytes(rows, held, 2)),
+            Form::Turns => {
+                assert!(takes_turns(p), "no turns with {p:x?}");
+                (&self.turns, 2, turns_bytes(which, held))
+            }
+            _ => (&self.stream, 1, stream_bytes(rows, held, 1)),
+        };
+        let blocks = stream_tiles(p, rows).min(multiprocessors);
+        let grid = Grid { shared_bytes, ..Grid::new(blocks, 128 * (warpgroups + 1)) };
         let sizes = [&sizes[..], &[held.into(), stages.into()]].concat();
-        stream.launch(&self.stream[which], grid, &[&maps(rows, held)?[..], &pointers, &sizes].concat())
+        stream.launch(&kernels[which], grid, &[&maps(rows, held)?[..], &pointers, &sizes].concat())
     }
 }
 
@@ -262,12 +329,21 @@ mod tests {
 
     #[test]
     fn no_launch_asks_for_more_shared_memory_than_its_kernel_may_have() {
-        for rows in STREAM_ROWS {
+        for (which, rows) in STREAM_ROWS.into_iter().enumerate() {
             for held in [8, 16, 32, 64] {
-                let (stages, bytes) = stream_bytes(rows, held);
-                assert!(bytes <= STREAM_MOST_BYTES && stages.is_multiple_of(4), "{rows} rows, {held} tokens: {bytes}");
+                for teams in [1, 2] {
+                    let (stages, bytes) = stream_bytes(rows, held, teams);
+                    assert!(bytes <= STREAM_MOST_BYTES, "{rows} rows, {held} tokens: {bytes}");
+                    assert!(stages >= 4 && stages.is_multiple_of(4 / teams), "{rows} rows, {held} tokens: {stages}");
+                }
+                let (stages, bytes) = turns_bytes(which, held);
+                assert!(bytes <= TURNS_MOST_BYTES, "turns, {rows} rows, {held} tokens: {bytes}");
+                assert!(stages >= 8 && stages.is_multiple_of(4), "turns, {rows} rows, {held} tokens: {stages}");
+                // What products of 64 rows read behind a stage is the block's.
+                assert!(stages * (rows + held) * 128 + (64 - held) * 128 <= bytes, "turns, {rows} rows, {held} tokens");
             }
         }
+        const { assert!(STREAM_MOST_BYTES <= MOST_BYTES && TURNS_MOST_BYTES <= MOST_BYTES) };
         for (groups, tokens) in [(1, 2), (1, 8), (8, 2), (8, 8)] {
             for blocks in 1..=MOST_COLS / 128 {
                 let (which, bytes) = eight_bytes(blocks, groups, tokens);
