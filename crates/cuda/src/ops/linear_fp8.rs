@@ -34,8 +34,8 @@ const STREAM_ROWS: [u32; 3] = [16, 32, 64];
 /// Stages at least, by [`STREAM_ROWS`], where two warpgroups take turns with the column blocks of a tile: each holds two of them while the
 /// others are on their way.
 const TURNS_STAGES: [u32; 3] = [16, 12, 8];
-/// What a block of them takes at most: eight stages of 64 rows and 64 tokens, and products of 64 rows on their way.
-const TURNS_MOST_BYTES: u32 = 8 * ((64 + 64) * 128 + 16) + 512 * 64 + 32;
+/// What a block of them takes at most: sixteen stages of 16 rows and 64 tokens, and products of 16 rows on their way.
+const TURNS_MOST_BYTES: u32 = 16 * ((16 + 64) * 128 + 16) + 512 * 16 + 32;
 /// Whether two warpgroups of a block share its work, where one works by itself otherwise ([`Form::Stream`]): [`Form::Teams`] if there are
 /// two tiles for each multiprocessor, else [`Form::Turns`]. Neither has been measured yet.
 const TWO_WARPGROUPS: bool = false;
