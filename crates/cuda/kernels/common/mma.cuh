@@ -33,6 +33,16 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// d += A B with A 16 x 8 and B 8 x 8 of tf32, of which the lower thirteen bits do not count, float sums. a0 is row g, column c of A, a1 row
+// g + 8, a2 and a3 are column c + 4; b0 is row c of B's column g, b1 row c + 4; d as above.
+__device__ __forceinline__ void mma_tf32(float (&d)[4], float a0, float a1, float a2, float a3, float b0, float b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)), "r"(__float_as_uint(a3)),
+          "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+
 // Two steps over 32 columns of which a thread has eight neighbours: of row g in `low`, of row g + 8 in `high`, of B's column g in
 // `x`. Columns are permuted alike in both operands.
 __device__ __forceinline__ void mma_bf16_32(float (&d)[4], uint4 low, uint4 high, uint4 x) {

@@ -12,6 +12,13 @@ const DOTS_AT_ONCE: u32 = 64;
 /// Tokens at most whose boundary takes one launch, and blocks of its clusters at most.
 const FEW: u32 = 2;
 const FEW_BLOCKS: u32 = 16;
+/// Whether products are made on the tensor cores (mhc.md). They have not been measured yet.
+const TENSOR: bool = false;
+/// Tokens at most whose boundary takes one launch there, and tokens of a cluster or of a tile at most.
+const TENSOR_FEW: u32 = 8;
+const TENSOR_TOKENS: u32 = 8;
+/// Tiles of eight tokens that are multiplied at once; a block keeps its weights for the next ones.
+const TENSOR_TILES: u32 = 8;
 
 /// The kernels.
 pub struct Mhc {
@@ -21,6 +28,17 @@ pub struct Mhc {
     post: Kernel,
     /// For blocks of one unit of columns, and of two, where the GPU has room for their clusters.
     few: Option<[Kernel; 2]>,
+    /// In place of these, but for `pre` and `post`.
+    tensor: Option<Tensor>,
+}
+
+/// Kernels whose products are made on the tensor cores.
+struct Tensor {
+    start: Kernel,
+    /// Behind an output in bf16, and in float.
+    after: [Kernel; 2],
+    /// For clusters of one token, and of up to eight; each for blocks of one unit of columns, and of two.
+    few: Option<[[Kernel; 2]; 2]>,
 }
 
 /// Constants of the model.
@@ -97,6 +115,11 @@ impl MhcShape {
 impl Mhc {
     /// Loads the kernels.
     pub fn new(context: &Context) -> Result<Mhc, DriverError> {
+        Mhc::with(context, TENSOR)
+    }
+
+    /// Loads the kernels with products on the tensor cores, or without; bits differ.
+    pub fn with(context: &Context, tensor: bool) -> Result<Mhc, DriverError> {
         let module = Module::load(context, "mhc")?;
         let kernel = |name| module.kernel(name, 0);
         let (dots, post_dots) = (kernel("mhc_dots")?, kernel("mhc_post_dots")?);
@@ -105,14 +128,19 @@ impl Mhc {
         let fits =
             few[0].fits_cluster(few_grid(FEW_BLOCKS, 1, 1))? && few[1].fits_cluster(few_grid(FEW_BLOCKS, 1, 2))?;
         let few = fits.then_some(few);
-        Ok(Mhc { dots, post_dots, pre: kernel("mhc_pre")?, post: kernel("mhc_post")?, few })
+        let tensor = if tensor { Some(Tensor::new(context)?) } else { None };
+        Ok(Mhc { dots, post_dots, pre: kernel("mhc_pre")?, post: kernel("mhc_post")?, few, tensor })
     }
 
     /// Products of the streams with the `function` (`fn`, float `[24, 4 * width]`) of a site before which no sublayer was.
     pub fn start(&self, stream: &Stream, shape: &MhcShape, function: u64, b: &MhcBatch) -> Result<(), DriverError> {
         let [streams, function, partial] = [b.streams, function, b.partial].map(Argument::Pointer);
         let arguments = [streams, function, partial, shape.width.into(), b.tokens.into()];
-        if b.tokens == 0 { Ok(()) } else { stream.launch(&self.dots, products(shape, b), &arguments) }
+        match &self.tensor {
+            _ if b.tokens == 0 => Ok(()),
+            Some(tensor) => tensor.launch(stream, shape, b, &tensor.start, 0, function),
+            None => stream.launch(&self.dots, products(shape, b), &arguments),
+        }
     }
 
     /// The mix of a site and the sublayer's input, behind `start` or `next` with its function.
@@ -147,17 +175,27 @@ impl Mhc {
         b: &MhcBatch,
         y: Output,
     ) -> Result<(), DriverError> {
+        if b.tokens == 0 {
+            return Ok(());
+        }
         let (rounded, wide) = y.addresses();
+        if let Some(tensor) = &self.tensor {
+            let kernel = &tensor.after[usize::from(wide != 0)];
+            return tensor.launch(stream, shape, b, kernel, rounded | wide, Argument::Pointer(function));
+        }
         let [streams, rounded, wide, mix, function, partial] =
             [b.streams, rounded, wide, b.mix, function, b.partial].map(Argument::Pointer);
         let arguments = [streams, rounded, wide, mix, function, partial, shape.width.into(), b.tokens.into()];
-        if b.tokens == 0 { Ok(()) } else { stream.launch(&self.post_dots, products(shape, b), &arguments) }
+        stream.launch(&self.post_dots, products(shape, b), &arguments)
     }
 
     /// Whether `boundary` takes so many tokens.
     pub fn takes(&self, shape: &MhcShape, tokens: u32) -> bool {
         let fits = shape.width.is_power_of_two() && (2 * COLUMNS..=2 * COLUMNS * FEW_BLOCKS).contains(&shape.width);
-        self.few.is_some() && tokens <= FEW && fits
+        fits && match &self.tensor {
+            Some(tensor) => tensor.few.is_some() && tokens <= TENSOR_FEW,
+            None => self.few.is_some() && tokens <= FEW,
+        }
     }
 
     /// `next` with the function of `site` and then `before`, in one launch with the same bits.
@@ -189,9 +227,16 @@ impl Mhc {
         ];
         let numbers = [shape.norm_eps.into(), shape.hc_eps.into(), shape.iters.into()];
         let units = if shape.width > COLUMNS * FEW_BLOCKS { 2 } else { 1 };
-        let grid = few_grid(shape.width / COLUMNS / units, b.tokens, units);
+        let blocks = shape.width / COLUMNS / units;
+        let mut arguments = [&pointers.map(Argument::Pointer)[..], &numbers].concat();
+        if let Some(few) = self.tensor.as_ref().and_then(|tensor| tensor.few.as_ref()) {
+            arguments.push(b.tokens.into());
+            let most = if b.tokens == 1 { 1 } else { TENSOR_TOKENS };
+            let kernel = &few[usize::from(most > 1)][units as usize - 1];
+            return stream.launch(kernel, tensor_grid(blocks, b.tokens.div_ceil(most), units, most), &arguments);
+        }
         let kernels = self.few.as_ref().expect("takes has looked");
-        stream.launch(&kernels[units as usize - 1], grid, &[&pointers.map(Argument::Pointer)[..], &numbers].concat())
+        stream.launch(&kernels[units as usize - 1], few_grid(blocks, b.tokens, units), &arguments)
     }
 
     /// The streams after the last sublayer, whose output is at `y`, bf16 `[tokens, width]`.
@@ -202,6 +247,63 @@ impl Mhc {
         let [streams, y, mix] = [b.streams, y, b.mix].map(Argument::Pointer);
         let grid = Grid { blocks: [shape.width.div_ceil(512), b.tokens, 1], ..Grid::new(1, 256) };
         stream.launch(&self.post, grid, &[streams, y, mix, shape.width.into()])
+    }
+}
+
+impl Tensor {
+    fn new(context: &Context) -> Result<Tensor, DriverError> {
+        let module = Module::load(context, "mhc_tensor")?;
+        let kernel = |name| module.kernel(name, 0);
+        let few = Module::load(context, "mhc_tensor_few")?;
+        let of = |name, units, most| {
+            let kernel = few.kernel(name, tensor_bytes(units, most))?;
+            Ok((kernel.fits_cluster(tensor_grid(FEW_BLOCKS, 1, units, most))?, kernel))
+        };
+        let one = [of("mhc_tensor_one_1", 1, 1)?, of("mhc_tensor_one_2", 2, 1)?];
+        let eight = [of("mhc_tensor_eight_1", 1, TENSOR_TOKENS)?, of("mhc_tensor_eight_2", 2, TENSOR_TOKENS)?];
+        let fits = one.iter().chain(&eight).all(|(fits, _)| *fits);
+        Ok(Tensor {
+            start: kernel("mhc_tensor")?,
+            after: [kernel("mhc_tensor_after")?, kernel("mhc_tensor_after_wide")?],
+            few: fits.then(|| [one, eight].map(|kernels| kernels.map(|(_, kernel)| kernel))),
+        })
+    }
+
+    /// Products with `function` of the streams, before which a sublayer's output `y` goes into them unless it is null.
+    fn launch(
+        &self,
+        stream: &Stream,
+        shape: &MhcShape,
+        b: &MhcBatch,
+        kernel: &Kernel,
+        y: u64,
+        function: Argument,
+    ) -> Result<(), DriverError> {
+        let [streams, y, mix, partial] = [b.streams, y, b.mix, b.partial].map(Argument::Pointer);
+        let tiles = b.tokens.div_ceil(TENSOR_TOKENS).min(TENSOR_TILES);
+        let grid = Grid { blocks: [products(shape, b).blocks[0], tiles, 1], ..Grid::new(1, 256) };
+        stream.launch(kernel, grid, &[streams, y, mix, function, partial, shape.width.into(), b.tokens.into()])
+    }
+}
+
+/// The grid of boundaries on the tensor cores in one launch: `count` clusters of blocks of so many units, of `most` tokens at most.
+fn tensor_grid(cluster: u32, count: u32, units: u32, most: u32) -> Grid {
+    let threads = 256 * units + 32 * most.div_ceil(cluster);
+    Grid {
+        blocks: [cluster, count, 1],
+        cluster,
+        shared_bytes: tensor_bytes(units, most),
+        ..Grid::new(cluster, threads)
+    }
+}
+
+/// Shared memory of such a block; its kernel checks these numbers.
+fn tensor_bytes(units: u32, most: u32) -> u32 {
+    match (units, most) {
+        (1, 1) => 13808,
+        (_, 1) => 26352,
+        (1, _) => 37888,
+        (..) => 73728,
     }
 }
 

@@ -120,9 +120,21 @@ fn boundary(rig: &mut Rig, fresh: &mut Fresh, width: usize, tokens: usize) -> (B
 #[test]
 fn a_boundary_agrees_and_does_not_depend_on_the_batch() {
     let Some(mut rig) = rig(256 << 20) else { return };
-    let (mut fresh, k) = (Fresh::new(), Mhc::new(&rig.context).unwrap());
-    for (width, tokens) in [(4096usize, 1usize), (4096, 9), (7168, 3), (1024, 40), (256, 70), (768, 5)] {
-        let (b, host) = boundary(&mut rig, &mut fresh, width, tokens);
+    agrees(&mut rig, false);
+}
+
+#[test]
+fn a_boundary_on_the_tensor_cores_agrees_and_does_not_depend_on_the_batch() {
+    let Some(mut rig) = rig(256 << 20) else { return };
+    agrees(&mut rig, true);
+}
+
+fn agrees(rig: &mut Rig, tensor: bool) {
+    let (mut fresh, k) = (Fresh::new(), Mhc::with(&rig.context, tensor).unwrap());
+    for (width, tokens) in
+        [(4096usize, 1usize), (4096, 9), (7168, 3), (1024, 40), (256, 70), (768, 5), (4096, 131), (256, 8)]
+    {
+        let (b, host) = boundary(rig, &mut fresh, width, tokens);
         b.start(&rig.stream, &k, width, tokens);
         let products = b.partial.read(&rig.stream).unwrap();
         b.before(&rig.stream, &k, width, tokens);
@@ -202,10 +214,22 @@ fn a_boundary_agrees_and_does_not_depend_on_the_batch() {
 #[test]
 fn a_boundary_in_one_launch_has_the_bits_of_two() {
     let Some(mut rig) = rig(256 << 20) else { return };
-    let (mut fresh, k) = (Fresh::new(), Mhc::new(&rig.context).unwrap());
-    for (width, tokens) in [(4096usize, 1usize), (4096, 2), (2048, 2), (1024, 1), (512, 2), (256, 1), (256, 2)] {
+    has_the_bits_of_two(&mut rig, false, 2);
+}
+
+#[test]
+fn a_boundary_on_the_tensor_cores_in_one_launch_has_the_bits_of_two() {
+    let Some(mut rig) = rig(256 << 20) else { return };
+    has_the_bits_of_two(&mut rig, true, 8);
+}
+
+/// Of widths that use clusters of 2 to 16 blocks, of one unit and of two, with up to `most` tokens.
+fn has_the_bits_of_two(rig: &mut Rig, tensor: bool, most: usize) {
+    let (mut fresh, k) = (Fresh::new(), Mhc::with(&rig.context, tensor).unwrap());
+    let widths = [4096usize, 2048, 1024, 512, 256];
+    for (width, tokens) in widths.into_iter().flat_map(|width| (1..=most).map(move |tokens| (width, tokens))) {
         assert!(k.takes(&shape(width), tokens as u32));
-        let (b, host) = boundary(&mut rig, &mut fresh, width, tokens);
+        let (b, host) = boundary(rig, &mut fresh, width, tokens);
         let wide = rig.put(&fresh.floats(tokens * width));
         // Twice in a row: the second one has the mix of the first.
         let again = |work: &dyn Fn()| {
@@ -229,30 +253,33 @@ fn a_boundary_in_one_launch_has_the_bits_of_two() {
 
 #[test]
 fn a_boundary_is_measured() {
-    let Some(mut rig) = rig(256 << 20) else { return };
-    let (mut fresh, k) = (Fresh::new(), Mhc::new(&rig.context).unwrap());
-    for tokens in [1usize, 2, 4, 8, 32] {
+    let Some(mut rig) = rig(512 << 20) else { return };
+    let mut fresh = Fresh::new();
+    for tokens in [1usize, 2, 4, 8, 16, 32, 128, 2048] {
         let (b, _) = boundary(&mut rig, &mut fresh, 4096, tokens);
-        let graph = Graph::capture(&rig.stream, |s| {
-            (0..100).for_each(|_| {
+        let y = Output::Rounded(b.output.address());
+        for tensor in [false, true] {
+            let k = Mhc::with(&rig.context, tensor).unwrap();
+            let median_us = |work: &dyn Fn(&Stream)| {
+                let graph = Graph::capture(&rig.stream, |s| {
+                    (0..50).for_each(|_| work(s));
+                    Ok(())
+                });
+                rig.median_us(&graph.unwrap()) / 50.0
+            };
+            let after = median_us(&|s| b.next(s, &k, 4096, tokens));
+            let two = median_us(&|s| {
                 b.next(s, &k, 4096, tokens);
                 b.before(s, &k, 4096, tokens);
             });
-            Ok(())
-        })
-        .unwrap();
-        let us = rig.median_us(&graph) / 100.0;
-        let one = k.takes(&shape(4096), tokens as u32).then(|| {
-            let y = Output::Rounded(b.output.address());
-            let work = |s: &Stream| (0..100).for_each(|_| b.boundary(s, &k, 4096, tokens, y));
-            let graph = Graph::capture(&rig.stream, |s| {
-                work(s);
-                Ok(())
-            });
-            rig.median_us(&graph.unwrap()) / 100.0
-        });
-        println!("mhc boundary, {tokens} tokens of 4096: {us:.2} us in two kernels, in one {one:.2?}");
-        assert!(us > 0.0);
+            let takes = k.takes(&shape(4096), tokens as u32);
+            let one = takes.then(|| median_us(&|s| b.boundary(s, &k, 4096, tokens, y)));
+            let how = if tensor { "tensor cores" } else { "ordinary products" };
+            println!(
+                "mhc boundary, {tokens} tokens of 4096, {how}: after {after:.2} us, in two {two:.2}, in one {one:.2?}"
+            );
+            assert!(after > 0.0 && two > 0.0);
+        }
         rig.arena.reset();
     }
 }
