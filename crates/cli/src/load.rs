@@ -13,7 +13,7 @@ use longwave_cpu::numerics::Profile;
 use longwave_cuda::backend::{CudaBackend, CudaOptions, Load, OpenError};
 use longwave_cuda::driver::{Missing, probe};
 use longwave_cuda::fit;
-use longwave_engine::engine::EngineOptions;
+use longwave_engine::EngineOptions;
 use longwave_engine::handle::{self, EngineHandle};
 use longwave_engine::tier::TierOptions;
 use longwave_model::{CacheFormats, Checkpoint, IndexFormat, MainFormat, ModelConfig};

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use longwave_engine::engine::EngineOptions;
+use longwave_engine::EngineOptions;
 use longwave_serve::{App, Batches, EngineApi, ServerOptions};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;

@@ -9,9 +9,9 @@ use longwave_cpu::backend::{CpuBackend, CpuOptions};
 use longwave_cpu::forward::Model;
 use longwave_cpu::numerics::Profile;
 use longwave_cpu::{roofs, simd};
-use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::request::{Event, Request};
 use longwave_engine::step::*;
+use longwave_engine::{Engine, EngineOptions};
 use longwave_model::{CacheFormats, CacheLayout, Checkpoint, IndexFormat, MainFormat};
 
 const FORMATS: CacheFormats = CacheFormats { main: MainFormat::Fp8, index: IndexFormat::Fp4 };

@@ -129,7 +129,8 @@ impl<B: Backend> Backend for ForcedDrafts<B> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Engine, EngineOptions};
+    use crate::engine::Engine;
+    use crate::options::EngineOptions;
     use crate::proof::{compare, serve, workload};
     use crate::sim::{DraftQuality, SimBackend, SimOptions};
     use crate::testing::tiny_layout;

@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 
 use crate::admission::Admission;
 use crate::attention::LayerKind;
-use crate::engine::{Engine, EngineOptions, Stage, Status};
+use crate::engine::{Engine, Stage};
+use crate::options::EngineOptions;
 use crate::phases::StepTotals;
 use crate::request::{Event, EventSink, FinishReason, Request, RequestId, SubmitError};
+use crate::status::Status;
 use crate::step::{Backend, BackendError, Limits};
 use crate::tier::DirectoryError;
 use crate::view::{Look, StepView};

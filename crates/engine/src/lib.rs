@@ -28,17 +28,21 @@ mod blocks;
 mod check;
 mod evict;
 mod hash;
+mod options;
 mod prefix;
 mod publish;
 mod scheduler;
 mod seating;
 mod sequence;
 mod spill;
+mod status;
 mod watchdog;
 mod watched;
 
 #[cfg(test)]
 mod testing;
 
-pub use engine::{Engine, EngineOptions, Status};
+pub use engine::Engine;
 pub use handle::{EngineHandle, start};
+pub use options::EngineOptions;
+pub use status::Status;

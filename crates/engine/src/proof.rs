@@ -177,7 +177,7 @@ pub fn compare(plain: &[Answer], other: &[Answer]) -> Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::EngineOptions;
+    use crate::options::EngineOptions;
     use crate::sim::{SimBackend, SimOptions};
     use crate::step::Limits;
     use crate::testing::tiny_layout;

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use longwave_model::CacheLayout;
 use longwave_model::geometry::Bucket;
 
-use crate::engine::{Engine, Status};
+use crate::engine::Engine;
 use crate::operators::OperatorTime;
 use crate::pool::{Hold, UnitState, Units};
 use crate::prefix::{Node, NodeId, PrefixCache};
 use crate::sequence::Sequence;
+use crate::status::Status;
 use crate::step::{Backend, BlockId};
 
 /// Waiting requests that are listed; the status says how many there are.

@@ -78,7 +78,8 @@ impl Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Engine, EngineOptions};
+    use crate::engine::Engine;
+    use crate::options::EngineOptions;
     use crate::sim::{SimBackend, SimOptions};
     use crate::step::Limits;
     use crate::testing::{request, tiny_layout};

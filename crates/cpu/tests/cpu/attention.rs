@@ -6,9 +6,9 @@ use longwave_cpu::forward::Seen;
 use longwave_cpu::numerics::Profile;
 use longwave_cpu::ops::rows;
 use longwave_engine::attention::{LayerKind, Reads};
-use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::request::{Event, FinishReason, Refusal, Request};
 use longwave_engine::step::{Backend, Token};
+use longwave_engine::{Engine, EngineOptions};
 use longwave_model::geometry::CacheKind;
 
 use crate::invariance::prompt;

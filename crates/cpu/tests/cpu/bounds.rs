@@ -1,12 +1,12 @@
 //! Memory that does not grow, rows that are not there: M7 and M13 of CONTRIBUTING.md.
 
 use longwave_cpu::backend::CpuBackend;
-use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::proof::{self, Answer};
 use longwave_engine::request::Request;
 use longwave_engine::step::{
     Backend, BackendError, BlockCopy, BlockId, Limits, ReturnLogits, Step, StepResult, Ticket,
 };
+use longwave_engine::{Engine, EngineOptions};
 use longwave_model::CacheLayout;
 use longwave_model::geometry::Bucket;
 

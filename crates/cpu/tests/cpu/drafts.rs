@@ -5,7 +5,7 @@ use longwave_cpu::backend::{CpuBackend, CpuOptions, OpenError};
 use longwave_cpu::forward::{Model, Seen};
 use longwave_cpu::numerics::Profile;
 use longwave_cpu::ops::sample;
-use longwave_engine::engine::EngineOptions;
+use longwave_engine::EngineOptions;
 use longwave_engine::request::Request;
 use longwave_engine::step::*;
 

@@ -3,10 +3,10 @@
 use std::sync::mpsc;
 
 use longwave_cpu::backend::CpuBackend;
-use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::report::PrefixReport;
 use longwave_engine::request::{Event, FinishReason, Request};
 use longwave_engine::step::*;
+use longwave_engine::{Engine, EngineOptions};
 use longwave_model::CacheLayout;
 
 use crate::invariance::prompt;

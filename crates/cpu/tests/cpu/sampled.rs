@@ -1,9 +1,9 @@
 //! Penalties under the engine: tokens follow the definition, whatever drafts, chunks and preemption do.
 
-use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::proof;
 use longwave_engine::request::Request;
 use longwave_engine::step::{ReturnLogits, Sampling, Token};
+use longwave_engine::{Engine, EngineOptions};
 
 use crate::invariance::prompt;
 use crate::served::{drafting, request};

@@ -5,10 +5,10 @@ use std::sync::mpsc;
 use longwave_cpu::backend::{CpuBackend, CpuOptions};
 use longwave_cpu::forward::Model;
 use longwave_cpu::numerics::Profile;
-use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::report::PrefixReport;
 use longwave_engine::request::{Event, FinishReason, Request};
 use longwave_engine::step::{Backend, ReturnLogits, Sampling, Token};
+use longwave_engine::{Engine, EngineOptions};
 
 use crate::invariance::prompt;
 use crate::rig::{CACHE, tiny};

@@ -3,10 +3,10 @@
 use longwave_cpu::backend::{CpuBackend, CpuOptions};
 use longwave_cpu::forward::Model;
 use longwave_cpu::numerics::Profile;
-use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::proof;
 use longwave_engine::request::Request;
 use longwave_engine::step::Backend;
+use longwave_engine::{Engine, EngineOptions};
 use longwave_model::floors::{self, ALL_EXPERTS, StepShape};
 
 use crate::rig::{CACHE, tiny};

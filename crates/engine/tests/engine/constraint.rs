@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use longwave_engine::constraint::{Constraint, ConstraintSource};
-use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::forced::{Forced, ForcedDrafts};
 use longwave_engine::proof::{compare, serve};
 use longwave_engine::request::{FinishReason, Request};
 use longwave_engine::sim::{DraftQuality, SimBackend, SimOptions};
 use longwave_engine::step::{Limits, Sampling, Token};
+use longwave_engine::{Engine, EngineOptions};
 
 use crate::world::{Record, Rng, VOCAB, assert_home, paranoid, prompt, request, solo, tiny_layout, wide_limits};
 

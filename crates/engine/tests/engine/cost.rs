@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::step::Limits;
+use longwave_engine::{Engine, EngineOptions};
 
 use crate::allocations::counted;
 use crate::null::NullBackend;

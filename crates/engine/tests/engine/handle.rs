@@ -3,12 +3,11 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use longwave_engine::engine::{EngineOptions, Status};
 use longwave_engine::operators::OperatorTime;
 use longwave_engine::request::{Event, FinishReason, Request, SubmitError};
 use longwave_engine::sim::{Failure, SimBackend, SimOptions};
 use longwave_engine::step::{Backend, BackendError, BlockCopy, BlockId, Limits, Step, StepResult, Ticket};
-use longwave_engine::{EngineHandle, start};
+use longwave_engine::{EngineHandle, EngineOptions, Status, start};
 use longwave_model::CacheLayout;
 
 use crate::world::{Record, assert_home, paranoid, prompt, request, solo, tiny_layout, wide_limits};

@@ -1,7 +1,7 @@
 //! What one request is promised and what it holds, for the released models; the table of docs/memory.md.
 
-use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::step::Limits;
+use longwave_engine::{Engine, EngineOptions};
 use longwave_model::geometry::{CacheFormats, CacheLayout, IndexFormat, MainFormat};
 use longwave_model::presets;
 

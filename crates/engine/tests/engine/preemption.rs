@@ -1,9 +1,9 @@
 //! Urgent requests take seats and units from less urgent ones; nothing is lost or said twice.
 
-use longwave_engine::engine::{Engine, EngineOptions, Status};
 use longwave_engine::request::{FinishReason, Request, RequestId};
 use longwave_engine::sim::{SimBackend, SimOptions};
 use longwave_engine::step::{Limits, ReturnLogits, Sampling};
+use longwave_engine::{Engine, EngineOptions, Status};
 
 use crate::world::{Record, assert_home, paranoid, prompt, request, solo, tiny_layout, wide_limits};
 

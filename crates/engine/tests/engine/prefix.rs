@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::report::{PrefixEnd, PrefixReport};
 use longwave_engine::request::{Event, EventSink, FinishReason, Request};
 use longwave_engine::sim::{DraftQuality, SimBackend, SimOptions};
 use longwave_engine::step::{Limits, ReturnLogits, Token};
+use longwave_engine::{Engine, EngineOptions};
 use longwave_model::geometry::Bucket;
 
 use crate::world::{Record, Rng, assert_home, flash_layout, paranoid, prompt, request, solo, tiny_layout, wide_limits};

@@ -1,6 +1,5 @@
 //! Rebuilding windows by replay: the tokens of a cold run, exactly the promised blocks, and true reports.
 
-use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::replay::Triangle;
 use longwave_engine::report::{PrefixEnd, PrefixReport};
 use longwave_engine::request::{FinishReason, Refusal, Request};
@@ -8,6 +7,7 @@ use longwave_engine::sim::{DraftQuality, Failure, SimBackend, SimOptions};
 use longwave_engine::step::{
     Backend, BackendError, BlockCopy, BlockId, Limits, ReturnLogits, Step, StepResult, Ticket,
 };
+use longwave_engine::{Engine, EngineOptions};
 use longwave_model::CacheLayout;
 
 use crate::world::{Record, Rng, assert_home, paranoid, prompt, request, solo, tiny_layout, wide_limits};

@@ -1,9 +1,9 @@
 //! Single behaviours of the engine: where requests end, who runs when, what is refused, what a failure takes down.
 
-use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::request::{Event, FinishReason, Refusal, Request, RequestId, SubmitError};
 use longwave_engine::sim::{DraftQuality, Failure, SimBackend, SimOptions};
 use longwave_engine::step::{Limits, ReturnLogits, Sampling};
+use longwave_engine::{Engine, EngineOptions};
 
 use crate::world::{
     Record, VOCAB, assert_home, flash_layout, paranoid, prompt, request, solo, tiny_layout, wide_limits,

@@ -4,10 +4,10 @@
 //!
 //! `SIM_SEED=n` runs one seed, `SIM_SEEDS=n` that many.
 
-use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::request::{FinishReason, Refusal, Request, RequestId};
 use longwave_engine::sim::{DraftQuality, Failure, SimBackend, SimOptions};
 use longwave_engine::step::{Limits, ReturnLogits, Sampling, Token};
+use longwave_engine::{Engine, EngineOptions};
 use longwave_model::CacheLayout;
 
 use longwave_engine::tier::TierOptions;

@@ -4,12 +4,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::report::PrefixReport;
 use longwave_engine::request::{FinishReason, Request, RequestId};
 use longwave_engine::sim::{DraftQuality, SimBackend, SimOptions};
 use longwave_engine::step::{Limits, ReturnLogits, Token};
 use longwave_engine::tier::TierOptions;
+use longwave_engine::{Engine, EngineOptions};
 use longwave_model::CacheLayout;
 
 use crate::world::{

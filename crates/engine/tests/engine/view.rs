@@ -4,12 +4,11 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use longwave_engine::EngineHandle;
-use longwave_engine::engine::{Engine, EngineOptions};
 use longwave_engine::request::Event;
 use longwave_engine::sim::{SimBackend, SimOptions};
 use longwave_engine::start;
 use longwave_engine::view::{RequestPhase, UnitUse, View};
+use longwave_engine::{Engine, EngineHandle, EngineOptions};
 
 use crate::world::{Record, Rng, paranoid, prompt, request, solo, tiny_layout, wide_limits};
 

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use longwave_engine::engine::{Engine, EngineOptions, Status};
 use longwave_engine::report::PrefixReport;
 use longwave_engine::request::{Event, EventSink, FinishReason, Request};
 use longwave_engine::sim::{SimBackend, SimOptions};
 use longwave_engine::step::{Limits, Token};
+use longwave_engine::{Engine, EngineOptions, Status};
 use longwave_model::geometry::{CacheFormats, CacheLayout, IndexFormat, MainFormat};
 use longwave_model::{LayerKind, ModelConfig, presets};
 
