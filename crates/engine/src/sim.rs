@@ -6,22 +6,25 @@
 //! change nothing. Rows live in blocks only when a block is mapped; the rest of a chunk is scratch, as on a real backend.
 //! Refuses, as `BadStep`, whatever breaks the contract of [`crate::step`].
 
+mod choices;
+mod contract;
 mod layers;
+mod rows;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use longwave_model::CacheLayout;
-use longwave_model::geometry::LOGICAL_BLOCK;
 
-use crate::constraint::{allows, mask_words};
 use crate::operators::{OperatorSums, OperatorTime};
 use crate::step::{
-    Backend, BackendError, BlockCopy, BlockId, LAST_SAMPLED, Limits, Replay, ReturnLogits, Sampling, Seat, SeqResult,
-    SeqStep, Step, StepResult, Ticket, Token, TokenLogprobs,
+    Backend, BackendError, BlockCopy, BlockId, LAST_SAMPLED, Limits, Replay, Sampling, SeqResult, SeqStep, Step,
+    StepResult, Ticket, Token,
 };
 use crate::tables::SeatTables;
-use layers::{Layers, Scratch, ratio};
+use choices::{count, logprobs};
+use layers::{Layers, Scratch};
+use rows::{Row, Unit};
 
 /// How good the drafts are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,20 +88,6 @@ impl Default for SimOptions {
             step_time: Duration::ZERO,
         }
     }
-}
-
-/// One stored row. The tag names group, page and position, so that a row of elsewhere is never mistaken; 0 is poison.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Row {
-    tag: u64,
-    value: u64,
-}
-
-/// Rows of one unit and who stored to it last: (step, seat, group, block index).
-#[derive(Debug, Clone, Default)]
-struct Unit {
-    rows: Vec<Row>,
-    writer: (u64, u32, u8, u32),
 }
 
 /// What the backend remembers of a seat: where its next step starts and which token comes first.
@@ -176,153 +165,6 @@ impl SimBackend {
         Ok(StepResult { number: step.number, seqs })
     }
 
-    /// Everything about a step that needs no tables.
-    fn check(&self, step: &Step) -> Result<(), String> {
-        if step.tokens.len() > self.limits.step_tokens as usize {
-            return Err(format!("{} tokens, the limit is {}", step.tokens.len(), self.limits.step_tokens));
-        }
-        let (mut tokens, mut writes, mut masks) = (0, 0, 0);
-        for (i, seq) in step.seqs.iter().enumerate() {
-            let at = format!("seat {}", seq.seat.0);
-            let len = seq.tokens.end.saturating_sub(seq.tokens.start);
-            if seq.seat.0 >= self.limits.seats || step.seqs[..i].iter().any(|s| s.seat == seq.seat) {
-                return Err(format!("{at} does not exist or is there twice"));
-            }
-            if seq.tokens.start != tokens || seq.tokens.end as usize > step.tokens.len() {
-                return Err(format!("{at}: tokens {:?} do not follow {tokens}", seq.tokens));
-            }
-            if seq.writes.start != writes || seq.writes.end < writes || seq.writes.end as usize > step.writes.len() {
-                return Err(format!("{at}: writes {:?} do not follow {writes}", seq.writes));
-            }
-            let words = (1 + seq.drafts as usize) * mask_words(self.limits.vocab);
-            let masked = if seq.masks.is_empty() { 0 } else { words };
-            if seq.masks.start != masks || seq.masks.len() != masked || masked > 0 && seq.sample.is_none() {
-                return Err(format!("{at}: masks {:?} do not follow {masks} with {words} words", seq.masks));
-            }
-            (tokens, writes, masks) = (seq.tokens.end, seq.writes.end, seq.masks.end);
-            if step.history_of(seq).is_some_and(|h| h.len() != seq.start as usize) {
-                return Err(format!("{at}: a history of {:?} for position {}", seq.history, seq.start));
-            }
-            if seq.drafts >= len || seq.drafts > self.limits.drafts || (seq.drafts > 0 && seq.sample.is_none()) {
-                return Err(format!(
-                    "{at}: {} drafts among {len} tokens, sampled: {}",
-                    seq.drafts,
-                    seq.sample.is_some()
-                ));
-            }
-            if seq.want_drafts > self.limits.drafts {
-                return Err(format!("{at} wants {} drafts, the limit is {}", seq.want_drafts, self.limits.drafts));
-            }
-            if seq.start + len > self.limits.context {
-                return Err(format!("{at}: position {} is beyond the context", seq.start + len - 1));
-            }
-            if seq.replay.is_some() && (seq.sample.is_some() || seq.want_drafts > 0 || seq.logits != ReturnLogits::No) {
-                return Err(format!("{at}: a replay gives no tokens, drafts or logits"));
-            }
-            match &self.seats[seq.seat.0 as usize] {
-                _ if seq.fresh => {}
-                Some(state) if !seq.fresh && state.next == seq.start && [None, state.replay].contains(&seq.replay) => {}
-                state => {
-                    return Err(format!("{at} starts at {}, fresh: {}, but is at {state:?}", seq.start, seq.fresh));
-                }
-            }
-            self.check_tokens(step, seq).map_err(|e| format!("{at}: {e}"))?;
-        }
-        if [tokens, writes, masks].map(|n| n as usize) != [step.tokens.len(), step.writes.len(), step.masks.len()] {
-            return Err("tokens, writes or masks that belong to no sequence".into());
-        }
-        Ok(())
-    }
-
-    fn check_tokens(&self, step: &Step, seq: &SeqStep) -> Result<(), String> {
-        for (i, &token) in step.tokens_of(seq).iter().enumerate() {
-            let known = self.seats[seq.seat.0 as usize].and_then(|s| s.last_sampled);
-            if token == LAST_SAMPLED && (i > 0 || seq.fresh || known.is_none()) {
-                return Err("nothing was sampled here before".into());
-            }
-            if token != LAST_SAMPLED && token >= self.limits.vocab {
-                return Err(format!("token {token}, the vocabulary has {}", self.limits.vocab));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_writes(&self, step: &Step, seq: &SeqStep) -> Result<(), String> {
-        for w in step.writes_of(seq) {
-            let spec =
-                self.layout.groups.get(w.group as usize).ok_or_else(|| format!("group {} does not exist", w.group))?;
-            if w.block != BlockId::NONE && w.block.0 >= self.limits.units[spec.bucket as usize] {
-                return Err(format!("block {} does not exist in the {} pool", w.block.0, spec.bucket.name()));
-            }
-        }
-        Ok(())
-    }
-
-    /// Blocks that nothing reads any more must have been taken out: they may belong to somebody else already.
-    fn check_past(&self, seq: &SeqStep) -> Result<(), String> {
-        let end = seq.start + seq.tokens.len() as u32;
-        for group in self.layout.long_lived().filter(|_| seq.replay.is_some()) {
-            let mapped = self.tables.table(seq.seat, group).dense().len() as u32 * LOGICAL_BLOCK;
-            if mapped < end {
-                return Err(format!("seat {} group {group}: a replay to {end}, blocks to {mapped}", seq.seat.0));
-            }
-        }
-        for group in self.layout.sliding() {
-            let spec = &self.layout.groups[group];
-            let first = spec.retention.first_needed(seq.start);
-            match self.tables.table(seq.seat, group).sparse().first() {
-                Some(&(index, _)) if (index + 1) * spec.block_tokens <= first => {
-                    return Err(format!("seat {} group {group}: block {index} is past and still mapped", seq.seat.0));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// Blocks (pool, id) that several sequences of the step map: they may be read and not stored to. A block has one
-    /// meaning: the same place in every table that maps it.
-    fn check_shared(&self, step: &Step) -> Result<BTreeSet<(u8, BlockId)>, String> {
-        let mut places = BTreeMap::new();
-        let mut shared = BTreeSet::new();
-        if step.seqs.len() < 2 {
-            return Ok(shared);
-        }
-        for seq in &step.seqs {
-            for (group, spec) in self.layout.groups.iter().enumerate() {
-                let table = self.tables.table(seq.seat, group);
-                let dense = table.dense().iter().enumerate().map(|(index, &block)| (index as u32, block));
-                for (index, block) in dense.chain(table.sparse().iter().copied()) {
-                    let (key, place) = ((spec.bucket as u8, block), (group, index));
-                    match places.insert(key, (place, seq.seat)) {
-                        None => {}
-                        Some((other, seat)) if other == place && seat != seq.seat => drop(shared.insert(key)),
-                        Some(other) => {
-                            let (at, seat) = (format!("group {group} index {index}"), seq.seat.0);
-                            return Err(format!("block {} is {at} of seat {seat} and also {other:?}", block.0));
-                        }
-                    }
-                }
-            }
-        }
-        Ok(shared)
-    }
-
-    /// A newly mapped block whose positions are all still to come cannot hold anything that may be read. A replay finds
-    /// its long-lived blocks written, and no row in the block where it begins.
-    fn poison(&mut self, step: &Step, seq: &SeqStep) {
-        for w in step.writes_of(seq).iter().filter(|w| w.block != BlockId::NONE) {
-            let spec = &self.layout.groups[w.group as usize];
-            let unwritten = match seq.replay {
-                Some(_) => spec.is_sliding() && (w.index + 1) * spec.block_tokens > seq.start,
-                None => w.index * spec.block_tokens >= seq.start,
-            };
-            if unwritten {
-                self.pools[spec.bucket as usize][w.block.0 as usize].rows.fill(Row::default());
-            }
-        }
-    }
-
     fn run_sequence(
         &mut self,
         step: &Step,
@@ -378,156 +220,6 @@ impl SimBackend {
         let (seat, start) = (scratch.seat, scratch.start);
         let mut stored = |group, n| self.entry(seat, group, n).map_err(|e| format!("{e}, read from {start} on"));
         self.layers.extend(&self.layout, scratch, (self.options.seed, token), &mut stored)
-    }
-
-    /// A row of a sliding group that an earlier step stored.
-    fn row(&self, seat: Seat, group: usize, page: u32, p: u32) -> Result<u64, String> {
-        let spec = &self.layout.groups[group];
-        let index = p / spec.block_tokens;
-        let block = self.tables.table(seat, group).get(index);
-        let block = block.ok_or_else(|| format!("seat {} group {group}: block {index} is not mapped", seat.0))?;
-        let unit = &self.pools[spec.bucket as usize][block.0 as usize];
-        unit.read(tag(group, page, p), page * spec.block_tokens + p % spec.block_tokens)
-    }
-
-    /// Entry `n` of a long-lived group that an earlier step stored.
-    fn entry(&self, seat: Seat, group: usize, n: u32) -> Result<u64, String> {
-        let spec = &self.layout.groups[group];
-        let closed_at = (n + 1) * ratio(&self.layout, group) - 1;
-        let index = closed_at / spec.block_tokens;
-        let block = self.tables.table(seat, group).dense().get(index as usize);
-        let block = block.ok_or_else(|| format!("seat {} group {group}: no block {index}", seat.0))?;
-        let unit = &self.pools[spec.bucket as usize][block.0 as usize];
-        unit.read(tag(group, 0, closed_at), n % spec.rows_per_block)
-    }
-
-    /// Hash of what a query at the last position of the scratch reads: its streams and all closed entries.
-    fn query(&self, scratch: &Scratch) -> Result<u64, String> {
-        let mut hash = scratch.last()?;
-        for group in self.layout.long_lived() {
-            for n in 0..scratch.end() / ratio(&self.layout, group) {
-                let own = scratch.entry(&self.layout, group, n);
-                hash = mix(hash, own.map_or_else(|| self.entry(scratch.seat, group, n), Ok)?);
-            }
-        }
-        Ok(hash)
-    }
-
-    /// The token after the last position of the scratch.
-    fn pick(&self, scratch: &Scratch, sampling: &Sampling, history: Option<u64>) -> Result<Token, String> {
-        let hash = self.query(scratch)?;
-        let hash = if sampling.has_penalties() { mix(hash, history.unwrap_or_default()) } else { hash };
-        // The position is in the hash already; greedy choice ignores the seed of the request.
-        let hash = if sampling.temperature > 0.0 { mix(hash, sampling.seed) } else { hash };
-        Ok((hash % u64::from(self.limits.vocab)) as Token)
-    }
-
-    /// The first allowed token from `token` on, around the vocabulary.
-    fn masked(&self, token: Token, mask: Option<&[u32]>) -> Result<Token, String> {
-        let vocab = self.limits.vocab;
-        let allowed = (0..vocab).map(|i| (token + i) % vocab).find(|&t| allows(mask, t));
-        allowed.ok_or_else(|| "a mask allows nothing".into())
-    }
-
-    fn add_logits(
-        &self,
-        seq: &SeqStep,
-        scratch: &Scratch,
-        sampled: bool,
-        result: &mut SeqResult,
-    ) -> Result<(), String> {
-        let wanted = match seq.logits {
-            ReturnLogits::No => false,
-            ReturnLogits::Sampled => sampled && seq.sample.is_some(),
-            ReturnLogits::All => true,
-        };
-        if wanted {
-            let hash = self.query(scratch)?;
-            let best = hash % u64::from(self.limits.vocab);
-            let logit = |v: u64| if v == best { 2.0 } else { (mix(hash, v) >> 40) as f32 / (1u64 << 24) as f32 };
-            result.logits.extend((0..u64::from(self.limits.vocab)).map(logit));
-        }
-        Ok(())
-    }
-
-    /// Writes the rows of a step to the blocks that are mapped, and its entries unless they are there already.
-    fn store(&mut self, step: &Step, scratch: &Scratch, shared: &BTreeSet<(u8, BlockId)>) -> Result<(), String> {
-        for group in 0..self.layout.groups.len() {
-            let spec = &self.layout.groups[group];
-            for position in scratch.start..scratch.end() {
-                let index = position / spec.block_tokens;
-                let mut rows: Vec<(u32, u32, u64)> = Vec::new();
-                if spec.is_sliding() {
-                    if self.tables.table(scratch.seat, group).get(index).is_none() {
-                        continue;
-                    }
-                    let at = |page: u32| page * spec.block_tokens + position % spec.block_tokens;
-                    rows.extend(
-                        self.layers.rows(scratch, group, position).map(|(page, value)| (page, at(page), value)),
-                    );
-                } else if (position + 1).is_multiple_of(ratio(&self.layout, group)) {
-                    let n = position / ratio(&self.layout, group);
-                    let entry = scratch.entry(&self.layout, group, n);
-                    rows.extend(entry.map(|value| (0, n % spec.rows_per_block, value)));
-                }
-                if rows.is_empty() {
-                    continue;
-                }
-                let block = self.tables.table(scratch.seat, group).get(index);
-                let missing = || format!("seat {} group {group}: no block {index} for an entry", scratch.seat.0);
-                let block = block.ok_or_else(missing)?;
-                if shared.contains(&(spec.bucket as u8, block)) {
-                    let seat = scratch.seat.0;
-                    return Err(format!("block {} is stored to by seat {seat}; another one maps it", block.0));
-                }
-                let unit = &mut self.pools[spec.bucket as usize][block.0 as usize];
-                let writer = (step.number, scratch.seat.0, group as u8, index);
-                if unit.writer.0 == step.number && unit.writer != writer {
-                    return Err(format!("block {} is stored to by {:?} and {writer:?}", block.0, unit.writer));
-                }
-                unit.writer = writer;
-                let size = if spec.is_sliding() { spec.block_tokens } else { spec.rows_per_block };
-                let size = (size * self.layers.pages[group]) as usize;
-                if unit.rows.len() < size {
-                    unit.rows.resize(size, Row::default());
-                }
-                for (page, row, value) in rows {
-                    unit.rows[row as usize] = Row { tag: tag(group, page, position), value };
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Drafts for the positions after `last`, which was just sampled: continues the scratch without storing.
-    fn draft(&self, mut scratch: Scratch, sampling: &Sampling, last: Token, want: u32) -> Result<Vec<Token>, String> {
-        let mut drafts = Vec::new();
-        if self.options.draft_quality == DraftQuality::Off {
-            return Ok(drafts);
-        }
-        let mut token = last;
-        for _ in 0..want {
-            self.extend(&mut scratch, token)?;
-            // Drafts need not know the penalties.
-            token = self.pick(&scratch, &Sampling { repetition_penalty: 1.0, ..sampling.clone() }, None)?;
-            let wrong = match self.options.draft_quality {
-                DraftQuality::Wrong => true,
-                DraftQuality::Random => scratch.last()?.is_multiple_of(3),
-                _ => false,
-            };
-            drafts.push(if wrong { (token + 1) % self.limits.vocab } else { token });
-        }
-        Ok(drafts)
-    }
-}
-
-impl Unit {
-    fn read(&self, tag: u64, row: u32) -> Result<u64, String> {
-        match self.rows.get(row as usize) {
-            Some(r) if r.tag == tag => Ok(r.value),
-            Some(r) => Err(format!("{}: the row holds {}", name(tag), name(r.tag))),
-            None => Err(format!("{}: the block was never written", name(tag))),
-        }
     }
 }
 
@@ -616,28 +308,6 @@ impl Backend for SimBackend {
         self.pools[bucket as usize][block.0 as usize].rows = rows;
         Ok(())
     }
-}
-
-/// Made-up log-probabilities: the chosen token first, then those after it.
-fn logprobs(sampling: &Sampling, token: Token, vocab: u32) -> Option<TokenLogprobs> {
-    let top = |n: u32| (0..n.min(vocab)).map(|i| ((token + i) % vocab, -0.25 - i as f32)).collect();
-    sampling.top_logprobs.map(|n| TokenLogprobs { chosen: -0.25, top: top(n) })
-}
-
-/// What a token adds to the hash of a history: its place counts only as prompt or answer.
-fn count(seq: &SeqStep, position: u32, token: Token) -> u64 {
-    let answer = seq.sample.as_ref().is_some_and(|s| position >= s.answer_from);
-    // The place makes equal tokens differ, so that none cancels another out; a wrong place is noticed as well.
-    mix(mix(u64::from(token), u64::from(answer)), u64::from(position))
-}
-
-fn tag(group: usize, page: u32, position: u32) -> u64 {
-    (group as u64 + 1) << 48 | u64::from(page) << 32 | u64::from(position)
-}
-
-fn name(tag: u64) -> String {
-    let (group, page) = (tag >> 48, (tag >> 32) & 0xffff);
-    if tag == 0 { "poison".into() } else { format!("group {} page {page} position {}", group - 1, tag as u32) }
 }
 
 /// A hash of two words that depends on their order.
