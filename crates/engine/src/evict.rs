@@ -250,8 +250,9 @@ mod tests {
     use super::*;
     use crate::blocks::Span;
     use crate::hash;
-    use crate::prefix::{PrefixOptions, Reuse};
+    use crate::prefix::PrefixOptions;
     use crate::report::PrefixEnd;
+    use crate::reuse::Reuse;
     use crate::sequence::Sequence;
     use crate::testing::{cache, computed, request, tiny_layout};
 

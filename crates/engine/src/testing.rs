@@ -12,8 +12,9 @@ use crate::admission::Admission;
 use crate::blocks::{SequenceBlocks, Span};
 use crate::hash::BlockHash;
 use crate::pool::Pools;
-use crate::prefix::{PrefixCache, PrefixOptions, Reuse};
+use crate::prefix::{PrefixCache, PrefixOptions};
 use crate::request::RequestId;
+use crate::reuse::Reuse;
 use crate::sequence::{Sequence, Waiting};
 use crate::tier::{Form, Key, Kind, Title};
 

@@ -14,7 +14,7 @@ use longwave_model::geometry::LOGICAL_BLOCK;
 use super::Tiers;
 use super::record::{Key, Kind, Title};
 use crate::hash::{BLOCK, BlockHash};
-use crate::prefix::Found;
+use crate::lookup::Found;
 use crate::request::{Request, RequestId};
 
 /// Plans of one request that may come to nothing.
