@@ -10,11 +10,11 @@
 //! a text ended or where texts part. Only entries with an idle unit in the pool in need are touched, and never a unit that
 //! a running sequence maps. Assumes what `prefix.rs` keeps true: nodes in no table have no children in one.
 
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::BinaryHeap;
 
 use longwave_model::geometry::{Bucket, LOGICAL_BLOCK};
 
-use crate::hash::BlockHash;
+use crate::ghosts::Ghost;
 use crate::pool::{Pools, Units};
 use crate::prefix::{NodeId, PrefixCache};
 
@@ -24,42 +24,6 @@ const HALF_LIFE_STEPS: f64 = 16_384.0;
 const PASSED_SHARE: f64 = 1.0 / 8.0;
 /// One scan of all entries evicts at least this part of them, so that scans stay cheap.
 const SCAN_SHARE: u64 = 64;
-/// Evicted entries that are remembered, to say why a prompt missed.
-const GHOSTS: usize = 8192;
-
-/// Kind of an evicted entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Ghost {
-    Checkpoint,
-    Node,
-}
-
-/// What was evicted lately and which pool needed room.
-#[derive(Debug, Default)]
-pub(crate) struct Ghosts {
-    pools: BTreeMap<(Ghost, BlockHash), (Bucket, u64)>,
-    order: VecDeque<(Ghost, BlockHash, u64)>,
-    serial: u64,
-}
-
-impl Ghosts {
-    /// The pool that an entry had to make room in.
-    pub fn get(&self, kind: Ghost, hash: BlockHash) -> Option<Bucket> {
-        self.pools.get(&(kind, hash)).map(|entry| entry.0)
-    }
-
-    fn add(&mut self, kind: Ghost, hash: BlockHash, pool: Bucket) {
-        self.serial += 1;
-        self.pools.insert((kind, hash), (pool, self.serial));
-        self.order.push_back((kind, hash, self.serial));
-        if self.order.len() > GHOSTS
-            && let Some((kind, hash, serial)) = self.order.pop_front()
-            && self.pools.get(&(kind, hash)).is_some_and(|entry| entry.1 == serial)
-        {
-            self.pools.remove(&(kind, hash));
-        }
-    }
-}
 
 /// What goes first: least worth, then longest unused, then checkpoints, then those closer to the start, then lower slots.
 #[derive(Debug, Clone, Copy)]
@@ -419,19 +383,5 @@ mod tests {
             assert_eq!(kept(&cache, 1).0, small);
         }
         assert_eq!((pools.used(), cache.status.checkpoints), ([0; 3], 0));
-    }
-
-    #[test]
-    fn ghosts_are_bounded_and_the_latest_counts() {
-        let mut ghosts = Ghosts::default();
-        let hash = |i: usize| BlockHash((i as u128).to_le_bytes());
-        ghosts.add(Ghost::Node, hash(0), Bucket::Large);
-        ghosts.add(Ghost::Node, hash(0), Bucket::Small);
-        (1..GHOSTS).for_each(|i| ghosts.add(Ghost::Checkpoint, hash(i), Bucket::Large));
-        assert_eq!(ghosts.get(Ghost::Node, hash(0)), Some(Bucket::Small), "its second time is remembered");
-        assert_eq!(ghosts.get(Ghost::Checkpoint, hash(0)), None);
-        ghosts.add(Ghost::Node, hash(1), Bucket::Small);
-        assert_eq!(ghosts.get(Ghost::Node, hash(0)), None);
-        assert_eq!((ghosts.order.len(), ghosts.pools.len()), (GHOSTS, GHOSTS));
     }
 }

@@ -27,6 +27,7 @@ mod admission;
 mod blocks;
 mod check;
 mod evict;
+mod ghosts;
 mod hash;
 mod lookup;
 mod options;

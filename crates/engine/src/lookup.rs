@@ -6,7 +6,7 @@
 use longwave_model::geometry::LOGICAL_BLOCK;
 
 use crate::blocks::SequenceBlocks;
-use crate::evict::Ghost;
+use crate::ghosts::Ghost;
 use crate::hash::{BLOCK, BlockHash};
 use crate::pool::{Pools, Units};
 use crate::prefix::{NodeId, PrefixCache};

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 use longwave_model::CacheLayout;
 use longwave_model::geometry::LOGICAL_BLOCK;
 
-use crate::evict::Ghosts;
+use crate::ghosts::Ghosts;
 use crate::hash::BlockHash;
 use crate::pool::Pools;
 use crate::replay::Triangle;
