@@ -15,6 +15,7 @@ mod prefix;
 mod record_files;
 mod replay;
 mod requests;
+mod sessions;
 mod simulation;
 mod tiers;
 mod view;
