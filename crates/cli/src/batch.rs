@@ -10,7 +10,8 @@ use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use longwave_serve::{App, EngineApi, OfflineOptions, ServerOptions, check_file, run_file};
 
-use crate::load::{self, ModelArgs};
+use crate::load;
+use crate::model_args::ModelArgs;
 use crate::tiers::TierArgs;
 
 /// Arguments of `longwave batch`.

@@ -12,7 +12,8 @@ use longwave_engine::step::Sampling;
 use longwave_text::{ChatDefaults, ChatPlan, Reply, ReplyEnd, ReplyEvent};
 use serde_json::{Map, Value, json};
 
-use crate::load::{self, Loaded, ModelArgs};
+use crate::load::{self, Loaded};
+use crate::model_args::ModelArgs;
 use crate::tiers::TierArgs;
 use crate::units;
 

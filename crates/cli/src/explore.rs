@@ -15,8 +15,8 @@ use longwave_serve::{App, EngineApi, ServerOptions, bind};
 use serde_json::{Value, json};
 
 use crate::kv::{self, Wanted};
-use crate::load::{self, BackendName, ModelArgs};
-use crate::{source, units};
+use crate::model_args::{self, BackendName, ModelArgs};
+use crate::{load, source, units};
 
 /// Contexts of a table: powers of two up to the model's own.
 const LEAST_CONTEXT: u32 = 1024;
@@ -128,8 +128,8 @@ fn model<'a>(models: &'a Models, query: &Asked) -> Result<Option<&'a Path>, Refu
 
 fn formats(query: &Asked) -> Result<CacheFormats, Refused> {
     Ok(CacheFormats {
-        main: read(query, "cache", load::main_format)?.unwrap_or(MainFormat::Fp8),
-        index: read(query, "index", load::index_format)?.unwrap_or(IndexFormat::Fp4),
+        main: read(query, "cache", model_args::main_format)?.unwrap_or(MainFormat::Fp8),
+        index: read(query, "index", model_args::index_format)?.unwrap_or(IndexFormat::Fp4),
     })
 }
 

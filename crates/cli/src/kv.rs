@@ -12,7 +12,7 @@ use longwave_model::{CacheFormats, IndexFormat, MainFormat};
 use serde_json::{Value, json};
 
 use crate::units::{grouped, show_short};
-use crate::{load, output, source, units};
+use crate::{model_args, output, source, units};
 
 /// Arguments of `longwave kv`.
 #[derive(clap::Args)]
@@ -23,10 +23,10 @@ pub struct Args {
     #[arg(long, value_parser = units::tokens)]
     context: Option<u32>,
     /// Format of the main cache: fp8 or bf16.
-    #[arg(long, default_value = "fp8", value_parser = load::main_format)]
+    #[arg(long, default_value = "fp8", value_parser = model_args::main_format)]
     cache: MainFormat,
     /// Format of the index keys: fp4, fp8 or bf16.
-    #[arg(long, default_value = "fp4", value_parser = load::index_format)]
+    #[arg(long, default_value = "fp4", value_parser = model_args::index_format)]
     index: IndexFormat,
     /// Requests of that context at once.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]

@@ -3,6 +3,7 @@
 //! Exit codes: 0 done, 1 the user can mend it (wrong model, port, flag), 2 wrong command line (clap's own).
 
 mod argv;
+mod backend;
 mod batch;
 mod bench;
 mod chat;
@@ -12,6 +13,7 @@ mod inspect;
 mod kv;
 mod libraries;
 mod load;
+mod model_args;
 mod output;
 mod parse;
 mod prove;

@@ -24,9 +24,9 @@ use longwave_model::geometry::LOGICAL_BLOCK;
 use longwave_model::{CacheFormats, CacheLayout, Checkpoint};
 use serde_json::json;
 
-use crate::load::{self, ModelArgs};
-use crate::output;
+use crate::model_args::ModelArgs;
 use crate::prove::ways::{PLAIN, Tier, Way, ways};
+use crate::{backend, load, output};
 
 /// Requests of a set in which every way finds something to do.
 const REQUESTS: u16 = 20;
@@ -70,7 +70,7 @@ pub fn run(args: Args) -> Result<()> {
     let (count, longest, outputs) =
         if args.thorough { (args.requests.max(48), 3000, 96) } else { (args.requests, 700, 24) };
     let checkpoint = load::checkpoint(&args.model)?;
-    let gpu = load::on_gpu(&args.model, &checkpoint.config)?;
+    let gpu = backend::on_gpu(&args.model, &checkpoint.config)?;
     let vocab = checkpoint.config.vocab_size as u32;
     let requests = proof::workload(args.seed, usize::from(count), longest, outputs, 16.min(vocab - 1), vocab);
     let prompt_tokens: usize = requests.iter().map(|r| r.prompt.len()).sum();

@@ -18,9 +18,9 @@ use longwave_serve::{App, Batches, EngineApi, ServerOptions};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
-use crate::load::{self, ModelArgs};
+use crate::model_args::ModelArgs;
 use crate::tiers::{self, TierArgs};
-use crate::{explore, script, units};
+use crate::{explore, load, script, units};
 
 /// Arguments of `longwave serve`.
 #[derive(clap::Args)]

@@ -15,10 +15,11 @@ use longwave_model::geometry::LOGICAL_BLOCK;
 use longwave_model::{CacheFormats, ModelConfig};
 use serde_json::json;
 
+use crate::backend::{self, Opened};
 use crate::bench::depth::{Depth, Measured, WARM, positions};
 use crate::bench::operators::{self, Point, Probe};
-use crate::load::{self, BackendName, ModelArgs, Opened};
-use crate::{output, units};
+use crate::model_args::{self, BackendName, ModelArgs};
+use crate::{load, output, units};
 
 /// Bytes that the probe reads at least, and at most on a CPU and on a GPU, whose reads take a while to reach their rate.
 const PROBE_LEAST: u64 = 1 << 20;
@@ -66,11 +67,11 @@ pub fn run(mut args: Args) -> Result<()> {
     }
     args.model.max_num_seqs = args.batch.iter().copied().max().unwrap_or(1).max(args.model.max_num_seqs);
     let (load, config) = load::weights(&args.model)?;
-    let gpu = load::on_gpu(&args.model, &config)?;
+    let gpu = backend::on_gpu(&args.model, &config)?;
     // Said once why it is not the GPU.
     args.model.backend = if gpu { BackendName::Cuda } else { BackendName::Cpu };
     let probe = probe(&args, gpu, &config)?;
-    let (backend, device) = load::backend(&args.model, load, &config)?;
+    let (backend, device) = backend::open(&args.model, load, &config)?;
     let summary = load::summary(&args.model, &config, &device);
     match backend {
         Opened::Cpu(backend) => measure(&args, *backend, &config, &probe, &summary),
@@ -82,7 +83,7 @@ pub fn run(mut args: Args) -> Result<()> {
 /// caches is compared with these.
 fn probe(args: &Args, gpu: bool, config: &ModelConfig) -> Result<Probe> {
     let shape = StepShape { sequences: 1, rows: 1, context: LOGICAL_BLOCK, logits: 1, ranks: ranks(args) };
-    let work = floors::step(config, load::formats(&args.model), &shape);
+    let work = floors::step(config, model_args::formats(&args.model), &shape);
     let moved: f64 = work.iter().map(|work| f64::from(work.calls) * work.bytes).sum();
     let read_bytes = (moved as u64).clamp(PROBE_LEAST, PROBE_MOST[usize::from(gpu)]);
     if gpu {
@@ -157,7 +158,7 @@ fn measure(args: &Args, backend: impl Backend, config: &ModelConfig, probe: &Pro
     bar.set_style(
         ProgressStyle::with_template("Measuring {bar:40} {pos}/{len} {elapsed}").expect("a constant template"),
     );
-    let formats: CacheFormats = load::formats(&args.model);
+    let formats: CacheFormats = model_args::formats(&args.model);
     let mut points = Vec::new();
     for shape in shapes {
         let measured: Measured = depth.measure(&shape, args.steps, || bar.inc(1))?;

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 use crate::bench::engine::{self, Timing};
 use crate::bench::percentiles::{Distribution, label, percent};
-use crate::load::{self, Loaded, ModelArgs};
+use crate::load::{self, Loaded};
+use crate::model_args::ModelArgs;
 use crate::units::grouped;
 use crate::{output, units};
 

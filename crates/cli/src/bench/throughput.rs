@@ -7,9 +7,9 @@ use longwave_engine::request::Request;
 use serde_json::json;
 
 use crate::bench::engine::{self, Timing};
-use crate::load::{self, ModelArgs};
+use crate::model_args::ModelArgs;
 use crate::units::grouped;
-use crate::{output, units};
+use crate::{load, output, units};
 
 /// Arguments of `longwave bench throughput`.
 #[derive(clap::Args)]

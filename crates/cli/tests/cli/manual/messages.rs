@@ -74,7 +74,8 @@ fn the_messages_on_the_page_of_errors_are_the_programs() {
 }
 
 /// Where messages are that people meet when a server starts and when a request is refused.
-const FILES: [&str; 16] = [
+const FILES: [&str; 17] = [
+    "cli/src/backend.rs",
     "cli/src/load.rs",
     "cli/src/serve.rs",
     "cli/src/serve/batching.rs",
