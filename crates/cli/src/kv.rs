@@ -7,7 +7,8 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use longwave_model::memory::{Fit, Memory, Payload};
+use longwave_model::memory::{Fit, Memory};
+use longwave_model::payload::Payload;
 use longwave_model::{CacheFormats, IndexFormat, MainFormat};
 use serde_json::{Value, json};
 

@@ -11,6 +11,7 @@ pub mod formats;
 pub mod geometry;
 pub mod inventory;
 pub mod memory;
+pub mod payload;
 pub mod presets;
 pub mod rope;
 pub mod tensors;
