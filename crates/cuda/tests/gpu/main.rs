@@ -6,6 +6,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod attend;
+mod attend_data;
+mod attend_prefill;
 mod compress;
 mod depth;
 mod driver;
