@@ -262,7 +262,6 @@ __device__ __forceinline__ void consume(const Operands& o, const Tile& tile, Rin
 
 template <unsigned MOST>
 __device__ __forceinline__ void experts(const Operands& o) {
-    longwave::overlap();
     extern __shared__ __align__(1024) uint8_t memory[];
     using Shared = Ring<MOST>;
     const Shared ring = {longwave::shared_address(memory)};
@@ -309,6 +308,7 @@ __device__ __forceinline__ void experts(const Operands& o) {
     extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1) experts_fp4_ring_##most(                      \
         const uint8_t* w, const uint8_t* w_scales, const float* w_factors, const uint8_t* x, const float* x_scales,      \
         const int* groups, const unsigned* inputs, float* y, unsigned rows, unsigned cols, unsigned group_count) {       \
+        longwave::overlap();                                                                                             \
         static_assert(Ring<most>::BYTES == (most == 64 ? 223616 : 222528));                                              \
         experts<most>({w, w_scales, w_factors, x, x_scales, groups, inputs, y, rows, cols, group_count});                \
     }
