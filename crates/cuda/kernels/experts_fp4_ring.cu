@@ -25,8 +25,8 @@ constexpr unsigned BLOCK = longwave::EXPERT_BLOCK, TILE = 192, PIECES = TILE / l
 constexpr unsigned CODES = longwave::EXPERT_CODES, SCALES = longwave::EXPERT_SCALES;
 // Tiles of sixteen rows of a stage that a filling warp copies.
 constexpr unsigned SHARE = PIECES / (PRODUCERS / 32);
-// Stages of pairs that are still on their way when the next one is asked for. A reader waits for the next stage before it gives back
-// the one that it reads, so with one more the fourth of four stages would wait for itself.
+// Stages of pairs that may still be on their way when the one behind them is shown to readers: less than STAGES - 1, since a reader
+// waits for the next stage before it gives back the one that it reads.
 constexpr unsigned LATE = 1;
 
 using Operands = longwave::ExpertOperands;
