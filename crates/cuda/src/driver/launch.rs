@@ -129,7 +129,7 @@ impl Kernel {
 }
 
 /// Parameters of the longest kernel.
-const MAX_ARGUMENTS: usize = 32;
+const MAX_ARGUMENTS: usize = 48;
 
 impl Stream {
     /// Launches `kernel`. Nothing is allocated.

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod attend;
+mod c4_rows;
 mod compress;
 mod depth;
 mod driver;
