@@ -13,6 +13,7 @@ mod ends;
 mod experts;
 mod flash;
 mod index;
+mod index_few;
 mod index_wide;
 mod keys;
 mod linear;
