@@ -265,6 +265,7 @@ impl Model {
             weights: s.index_weights.address(),
             rows: lists.rows,
             keys: self.pages(CacheKind::C4Index, layer),
+            seats: self.pools.seats(),
             scratch: s.candidates.address(),
             picks: s.picks.address(),
             counts: s.pick_counts.address(),

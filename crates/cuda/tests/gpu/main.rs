@@ -14,6 +14,7 @@ mod ends;
 mod experts;
 mod flash;
 mod index;
+mod index_few;
 mod index_wide;
 mod keys;
 mod linear;
