@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #include "common/bf16.cuh"
-#include "common/fp8.cuh"
+#include "common/keys.cuh"
 #include "common/overlap.cuh"
 #include "common/pages.cuh"
 #include "common/rows.cuh"
@@ -16,70 +16,11 @@
 namespace {
 
 using longwave::BatchRow;
+using longwave::KEY;
 using longwave::Pages;
 using longwave::round_bf16;
 
-constexpr unsigned MOST = 2048, KEY = 512, WINDOW = 128;
-
-// y = bf16(x * r * w) of four channels.
-__device__ __forceinline__ float4 scaled(const float* row, const float* weight, unsigned at, float r) {
-    const float4 x = *reinterpret_cast<const float4*>(row + at);
-    const float4 w = __ldg(reinterpret_cast<const float4*>(weight + at));
-    return round_bf16(make_float4(x.x * r * w.x, x.y * r * w.y, x.z * r * w.z, x.w * r * w.w));
-}
-
-template <bool FP8>
-__device__ __forceinline__ void keys(const float* __restrict__ projected, const BatchRow* __restrict__ rows,
-                                     const float* __restrict__ angles, const float* __restrict__ q_norm,
-                                     const float* __restrict__ kv_norm, uint8_t* __restrict__ codes,
-                                     float* __restrict__ scales, const Pages& window, const Pages& local,
-                                     unsigned q_width, float eps) {
-    __shared__ __align__(16) float row[MOST];
-    const unsigned token = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const BatchRow at = rows[token];
-    if (at.seat == longwave::UNMAPPED) {
-        return;
-    }
-    const bool of_query = blockIdx.y == 0;
-    const unsigned width = of_query ? q_width : KEY;
-    const float* from = projected + size_t(token) * (q_width + KEY) + (of_query ? 0 : q_width);
-    for (unsigned i = threadIdx.x; i < width; i += 256) {
-        row[i] = round_bf16(__ldg(from + i));
-    }
-    __syncthreads();
-    const float r = longwave::inverse_rms_of(row, width, eps);
-    if (of_query) {
-        for (unsigned group = warp; group < q_width / 128; group += 8) {
-            const float4 y = scaled(row, q_norm, group * 128 + lane * 4, r);
-            float amax = longwave::most_of(y);
-#pragma unroll
-            for (int step = 16; step > 0; step /= 2) {
-                amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, step));
-            }
-            const uint32_t byte = longwave::scale_byte(amax);
-            const float inverse = longwave::inverse_of(byte);
-            *reinterpret_cast<uint32_t*>(codes + size_t(token) * q_width + group * 128 + lane * 4) =
-                longwave::codes_of(y.x * inverse, y.y * inverse, y.z * inverse, y.w * inverse);
-            if (lane == 0) {
-                scales[size_t(token) * (q_width / 128) + group] = longwave::scale_of(byte);
-            }
-        }
-    } else if (threadIdx.x < 128) {
-        const unsigned i = threadIdx.x;
-        float4 y = scaled(row, kv_norm, i * 4, r);
-        if (i >= 112) {
-            y = round_bf16(longwave::turn(y, angles + size_t(token) * 64, (i - 112) * 2));
-        }
-        uint8_t* const kept = window.page(at.seat, at.position);
-        if (kept) {
-            longwave::store_main<FP8>(kept, window.slot(at.position), 1u << window.shift, i, y);
-        }
-        uint8_t* const near = local.table ? local.page(at.seat, at.position) : nullptr;
-        if (near) {
-            longwave::store_main<FP8>(near, local.slot(at.position), 1u << local.shift, i, y);
-        }
-    }
-}
+constexpr unsigned WINDOW = 128;
 
 }  // namespace
 
@@ -95,7 +36,7 @@ __device__ __forceinline__ void keys(const float* __restrict__ projected, const 
         longwave::overlap();                                                                                             \
         const Pages window = {window_pool, window_table, window_bytes, window_len, window_shift};                         \
         const Pages local = {local_pool, local_table, local_bytes, local_len, local_shift};                               \
-        keys<fp8>(projected, rows, angles, q_norm, kv_norm, codes, scales, window, local, q_width, eps);                  \
+        longwave::project_keys<fp8>(blockIdx.y == 0, blockIdx.x, projected, rows, angles, q_norm, kv_norm, codes, scales, window, local, q_width, eps);                  \
     }
 
 KEYS(keys_fp8, true)

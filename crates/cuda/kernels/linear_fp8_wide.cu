@@ -156,73 +156,105 @@ __device__ __forceinline__ void stream(const Operands& o, unsigned held, unsigne
     }
 }
 
-// Many tokens: tiles of 128 tokens and 128 weight rows. The two blocks of a cluster have the same tokens, of which each brings half
-// to both, and neighbouring rows.
-constexpr unsigned STAGES = 6, CONSUMERS = 256, TILE = 128, OPERAND = TILE * BLOCK, STAGE = 2 * OPERAND;
+// Many tokens: tiles of 128 tokens and N weight rows. The blocks of a cluster have the same tokens, of which each brings its part to all,
+// and neighbouring rows. A stage is a column block of the tokens and of a block's rows.
+constexpr unsigned CONSUMERS = 256, TOKENS = 128;
 
+template <unsigned N, unsigned CLUSTER, unsigned STAGES>
 __device__ __forceinline__ void tiles(const Operands& o) {
+    constexpr unsigned INPUTS = TOKENS * BLOCK, STAGE = INPUTS + N * BLOCK;
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t base = longwave::shared_address(memory), full = base + STAGES * STAGE, empty = full + 8 * STAGES;
-    const unsigned rank = longwave::cluster_rank(), clusters = gridDim.x / 2, blocks = o.blocks();
-    const unsigned of_tokens = (o.tokens + TILE - 1) / TILE, of_rows = (o.rows + 2 * TILE - 1) / (2 * TILE);
+    const unsigned rank = longwave::cluster_rank(), clusters = gridDim.x / CLUSTER, blocks = o.blocks();
+    const unsigned of_tokens = (o.tokens + TOKENS - 1) / TOKENS, of_rows = (o.rows + CLUSTER * N - 1) / (CLUSTER * N);
     const unsigned count = of_tokens * of_rows * o.groups;
-    longwave::init_ring<STAGES>(full, empty, 1, 2 * CONSUMERS / 32);
+    longwave::init_ring<STAGES>(full, empty, 1, CLUSTER * CONSUMERS / 32);
     longwave::cluster_sync();
     if (threadIdx.x >= CONSUMERS) {
-        longwave::fewer_registers<40>();
+        if constexpr (N == 128) {
+            longwave::fewer_registers<40>();
+        }
         if (threadIdx.x == CONSUMERS) {
+            unsigned row = 0, token = 0, col = 0;
+            const auto enter = [&](unsigned t) {
+                const unsigned rows = t / of_tokens, group = rows / of_rows;
+                token = t % of_tokens * TOKENS + rank * TOKENS / CLUSTER;
+                row = group * o.rows + (rows % of_rows * CLUSTER + rank) * N;
+                col = group * o.cols;
+            };
+            // Begins a stage with its weights.
+            const auto copy_weights = [&](unsigned b, unsigned stage) {
+                longwave::arrive_expecting(full + 8 * stage, STAGE);
+                longwave::copy_box(base + stage * STAGE + INPUTS, o.w, b * BLOCK, row, full + 8 * stage);
+            };
+            // Few rows are few bytes on their way: weights of all stages are, before the kernels before this one have ended.
+            unsigned early = 0;
+            if constexpr (N < 128) {
+                for (unsigned t = blockIdx.x / CLUSTER; t < count && early < STAGES; t += clusters) {
+                    enter(t);
+                    for (unsigned b = 0; b < blocks && early < STAGES; b++) {
+                        copy_weights(b, early++);
+                    }
+                }
+                longwave::wait_before();
+            }
             unsigned stage = 0, phase = 1;
-            for (unsigned t = blockIdx.x / 2; t < count; t += clusters) {
-                const unsigned token = t % of_tokens * TILE, pair = t / of_tokens, group = pair / of_rows;
-                const unsigned row = group * o.rows + (pair % of_rows * 2 + rank) * TILE;
+            for (unsigned t = blockIdx.x / CLUSTER; t < count; t += clusters) {
+                enter(t);
                 for (unsigned b = 0; b < blocks; b++) {
-                    const uint32_t at = base + stage * STAGE, barrier = full + 8 * stage;
                     longwave::wait(empty + 8 * stage, phase);
-                    longwave::arrive_expecting(barrier, STAGE);
-                    longwave::copy_box(at + rank * OPERAND / 2, o.x, group * o.cols + b * BLOCK, token + rank * TILE / 2, barrier,
-                                       uint16_t(3));
-                    longwave::copy_box(at + OPERAND, o.w, b * BLOCK, row, barrier);
+                    if (early > 0) {
+                        early--;
+                    } else {
+                        copy_weights(b, stage);
+                    }
+                    longwave::copy_box(base + stage * STAGE + rank * INPUTS / CLUSTER, o.x, col + b * BLOCK, token, full + 8 * stage,
+                                       uint16_t((1 << CLUSTER) - 1));
                     stage = stage + 1 == STAGES ? 0 : stage + 1;
                     phase ^= stage == 0;
                 }
             }
         }
     } else {
-        longwave::more_registers<232>();
+        if constexpr (N == 128) {
+            longwave::more_registers<232>();
+        } else {
+            longwave::wait_before();
+        }
         const unsigned half = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), lane = threadIdx.x % 32, c = lane % 4;
         unsigned stage = 0, phase = 0, free = 0;
-        float total[64], one[64], other[64];
+        float total[N / 2], one[N / 2], other[N / 2];
 #pragma unroll
-        for (int i = 0; i < 64; i++) {
+        for (int i = 0; i < N / 2; i++) {
             one[i] = other[i] = 0.f;
         }
-        for (unsigned t = blockIdx.x / 2; t < count; t += clusters) {
-            const unsigned pair = t / of_tokens, group = pair / of_rows, row = (pair % of_rows * 2 + rank) * TILE;
-            const unsigned token = t % of_tokens * TILE + threadIdx.x / 32 * 16 + lane / 4;
+        for (unsigned t = blockIdx.x / CLUSTER; t < count; t += clusters) {
+            const unsigned rows = t / of_tokens, group = rows / of_rows, row = (rows % of_rows * CLUSTER + rank) * N;
+            const unsigned token = t % of_tokens * TOKENS + threadIdx.x / 32 * 16 + lane / 4;
             const float* w_scales = o.scales_of_rows(group, min(row, o.rows - 1));
             const float* low = o.scales_of(group, token);
             const float* high = o.scales_of(group, token + 8);
 #pragma unroll
-            for (int i = 0; i < 64; i++) {
+            for (int i = 0; i < N / 2; i++) {
                 total[i] = 0.f;
             }
             unsigned b = 0;
             Scales coming = scales_at(w_scales, low, high, 0);
             add_blocks(
                 total, one, other, blocks,
-                [&](float(&product)[64]) {
+                [&](float(&product)[N / 2]) {
                     const Scales scales = coming;
                     coming = scales_at(w_scales, low, high, min(++b, blocks - 1));
                     const uint32_t at = base + stage * STAGE;
                     longwave::wait(full + 8 * stage, phase);
-                    longwave::begin_block(product, longwave::fp8_rows(at + half * OPERAND / 2), longwave::fp8_rows(at + OPERAND));
+                    longwave::begin_block(product, longwave::fp8_rows(at + half * INPUTS / 2), longwave::fp8_rows(at + INPUTS));
                     stage = stage + 1 == STAGES ? 0 : stage + 1;
                     phase ^= stage == 0;
                     return scales;
                 },
                 [&]() {
                     __syncwarp();
-                    if (lane < 2) {
+                    if (lane < CLUSTER) {
                         longwave::arrive_there(longwave::address_in(empty + 8 * free, lane));
                     }
                     free = free + 1 == STAGES ? 0 : free + 1;
@@ -231,7 +263,7 @@ __device__ __forceinline__ void tiles(const Operands& o) {
             o.store(total, group, row + 2 * c, token + 8, 1);
         }
     }
-    // The other block may still arrive at barriers here.
+    // Other blocks may still arrive at barriers here.
     __syncwarp();
     longwave::cluster_sync();
 }
@@ -257,11 +289,21 @@ STREAM(teams, 16, 2)
 STREAM(teams, 32, 2)
 STREAM(teams, 64, 2)
 
-// Grid: at most as many blocks as multiprocessors, an even number, clusters of two, 384 threads. Dynamic shared memory: STAGES *
-// (STAGE + 16). Boxes of 128 rows of w, of 64 tokens of x.
-extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1)
-linear_fp8_tiles(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x, const float* w_scales, const float* x_scales,
-                 float* y, unsigned rows, unsigned cols, unsigned tokens, unsigned groups) {
-    longwave::overlap();
-    tiles({w, x, w_scales, x_scales, y, rows, cols, tokens, groups});
-}
+// Grid: at most as many blocks as multiprocessors, clusters of as many blocks as the entry says, 384 threads. Dynamic shared memory: as many
+// stages as it says of N + 128 rows of 128 bytes, and sixteen bytes each. Boxes of N rows of w, of 128 / CLUSTER tokens of x.
+#define TILES(name, n, cluster, stages)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1)                                                     \
+        linear_fp8_##name(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,                      \
+                          const float* w_scales, const float* x_scales, float* y, unsigned rows, unsigned cols,          \
+                          unsigned tokens, unsigned groups) {                                                            \
+        longwave::start_next();                                                                                          \
+        if constexpr (n == 128) {                                                                                        \
+            longwave::wait_before();                                                                                     \
+        }                                                                                                                \
+        tiles<n, cluster, stages>({w, x, w_scales, x_scales, y, rows, cols, tokens, groups});                            \
+    }
+
+TILES(tiles, 128, 2, 6)
+TILES(tiles_16, 16, 4, 10)
+TILES(tiles_32, 32, 4, 10)
+TILES(tiles_64, 64, 2, 8)

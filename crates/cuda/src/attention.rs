@@ -17,15 +17,31 @@ use crate::ops::mhc::Output;
 use crate::scratch::most_entries;
 use crate::weights::{Attention, Compressor, Indexer};
 
+/// Whether norms and both compressors of a c4 layer are one launch (`kernels/c4_rows.cu`), of up to so many rows. Not measured yet.
+const ROWS_AT_ONCE: bool = false;
+const MOST_ROWS_AT_ONCE: u32 = 64;
+
 impl Model {
     /// Products with `wq_a` and `wkv` of `input`; query latents to `q_low`, window rows to the cache and to the step's own
     /// pages.
     pub(crate) fn keys(&self, stream: &Stream, layer: usize, a: &Attention, lists: &Lists) -> Result<(), DriverError> {
-        let (s, c, t) = (&self.scratch, &self.config, lists.tokens);
-        let (window, local) = (self.pages(CacheKind::Window, layer), self.pools.local());
+        let (s, t) = (&self.scratch, lists.tokens);
         self.fp8(stream, &a.wq_a_wkv, 1, &s.input, &s.q_kv, t)?;
         self.mark(stream, "wq_a + wkv")?;
-        let projected = Projected {
+        if lists.local && lists.sequence_count > 0 {
+            let (window, local) = (self.pages(CacheKind::Window, layer), self.pools.local());
+            let gather = Gather { sequences: lists.starts, count: lists.sequence_count, window, local };
+            self.ops.keys.gather(stream, &gather)?;
+        }
+        self.ops.keys.project(stream, &self.projected(layer, a, lists))?;
+        self.mark(stream, "q/kv norm and insert")
+    }
+
+    /// What follows the product with `wq_a` and `wkv`.
+    fn projected(&self, layer: usize, a: &Attention, lists: &Lists) -> Projected {
+        let (s, c) = (&self.scratch, &self.config);
+        let (window, local) = (self.pages(CacheKind::Window, layer), self.pools.local());
+        Projected {
             products: s.q_kv.address(),
             rows: lists.rows,
             angles: s.angles[usize::from(a.kind != LayerKind::Window)].address(),
@@ -35,16 +51,29 @@ impl Model {
             scales: s.q_low.scales.address(),
             window: if lists.unstored { Pages { shift: window.shift, ..self.pools.hidden() } } else { window },
             local: if lists.local { local } else { Pages { table: 0, ..local } },
-            tokens: t,
+            tokens: lists.tokens,
             q_width: c.q_lora_rank as u32,
             eps: c.rms_norm_eps,
-        };
-        if lists.local && lists.sequence_count > 0 {
-            let gather = Gather { sequences: lists.starts, count: lists.sequence_count, window, local };
-            self.ops.keys.gather(stream, &gather)?;
         }
-        self.ops.keys.project(stream, &projected)?;
-        self.mark(stream, "q/kv norm and insert")
+    }
+
+    /// Whether the rows of a c4 layer take `rows4`: not those of a prefill, which have windows of their own and are many, nor those of a
+    /// replay, which are compressed twice; by themselves while kernels are timed.
+    fn rows_at_once(&self, lists: &Lists) -> bool {
+        ROWS_AT_ONCE && lists.tokens <= MOST_ROWS_AT_ONCE && !lists.local && !lists.replays && self.timers.is_none()
+    }
+
+    /// `keys`, `project`, `compress` and `index_keys` of a c4 layer, of which all that is no product is one launch.
+    fn rows4(&self, stream: &Stream, layer: usize, a: &Attention, lists: &Lists) -> Result<(), DriverError> {
+        let (s, t) = (&self.scratch, lists.tokens);
+        let (Some(main), Some(indexer)) = (&a.compressor, &a.indexer) else { return Ok(()) };
+        self.fp8(stream, &a.wq_a_wkv, 1, &s.input, &s.q_kv, t)?;
+        self.project(stream, main, indexer, t)?;
+        let projected = self.projected(layer, a, lists);
+        let main = self.closing(layer, &s.compressed, main, [CacheKind::C4State, CacheKind::C4Main]);
+        let kinds = [CacheKind::IndexState, CacheKind::C4Index];
+        let index = self.closing(layer, &s.index_compressed, &indexer.compressor, kinds);
+        self.ops.compress.rows4(stream, &projected, &main, &index, lists.closing)
     }
 
     /// Attention (model.md 6), from `normed` and `input` to what it returns.
@@ -60,19 +89,26 @@ impl Model {
         let angles = s.angles[usize::from(a.kind != LayerKind::Window)].address();
         let window = self.pages(CacheKind::Window, layer);
         let local = self.pools.local();
-        self.keys(stream, layer, a, lists)?;
-        if let (Some(compressor), Some(indexer)) = (&a.compressor, &a.indexer) {
-            self.project(stream, compressor, indexer, t)?;
+        let at_once = a.indexer.is_some() && self.rows_at_once(lists);
+        if at_once {
+            self.rows4(stream, layer, a, lists)?;
+        } else {
+            self.keys(stream, layer, a, lists)?;
+            if let (Some(compressor), Some(indexer)) = (&a.compressor, &a.indexer) {
+                self.project(stream, compressor, indexer, t)?;
+            }
         }
         let compresses = a.compressor.is_some();
         self.part(stream, compresses, |beside| match &a.indexer {
             Some(indexer) => {
-                self.index_keys(beside, layer, indexer, lists)?;
+                if !at_once {
+                    self.index_keys(beside, layer, indexer, lists)?;
+                }
                 self.select(beside, layer, indexer, lists)
             }
             None => self.compress(beside, layer, a, lists),
         })?;
-        if a.indexer.is_some() {
+        if a.indexer.is_some() && !at_once {
             self.compress(stream, layer, a, lists)?;
         }
         self.fp8(stream, &a.wq_b, 1, &s.q_low, &s.q_wide, t)?;
@@ -229,6 +265,7 @@ impl Model {
             weights: s.index_weights.address(),
             rows: lists.rows,
             keys: self.pages(CacheKind::C4Index, layer),
+            seats: self.pools.seats(),
             scratch: s.candidates.address(),
             picks: s.picks.address(),
             counts: s.pick_counts.address(),

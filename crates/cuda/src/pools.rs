@@ -70,6 +70,8 @@ struct Places {
     hidden: u32,
     /// All words.
     len: u32,
+    /// Rows of every table.
+    seats: u32,
 }
 
 impl Places {
@@ -83,7 +85,7 @@ impl Places {
         let groups: Vec<(u32, u32)> = layout.groups.iter().map(|g| tables(g.block_tokens)).collect();
         let local = tables(WINDOW_BLOCK);
         let longest = groups.iter().map(|group| group.1).max().unwrap_or(0);
-        Places { groups, local, hidden: next, len: next + longest }
+        Places { groups, local, hidden: next, len: next + longest, seats }
     }
 }
 
@@ -180,6 +182,11 @@ impl Pools {
     /// The layout.
     pub fn layout(&self) -> &CacheLayout {
         &self.layout
+    }
+
+    /// Rows of every table.
+    pub fn seats(&self) -> u32 {
+        self.places.seats
     }
 
     /// The tables of all groups.

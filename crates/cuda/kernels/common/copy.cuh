@@ -34,4 +34,12 @@ __device__ __forceinline__ void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+// `bytes` that lie one behind the other, brought by the copy engine (Hopper) and counted at `barrier`; both addresses and the number
+// are multiples of sixteen. Each thread that calls it brings its own.
+__device__ __forceinline__ void copy_run(uint32_t shared, const void* from, uint32_t bytes, uint32_t barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared), "l"(from),
+                 "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
 }  // namespace longwave

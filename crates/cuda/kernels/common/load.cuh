@@ -27,4 +27,20 @@ __device__ __forceinline__ void load_16_if(bool there, uint4& v, const void* fro
         : "l"(from), "r"(int(there)));
 }
 
+// What the kernel before this one may have written, asked for here and behind its end: the compiler would leave such a load for behind a
+// branch in which nobody needs it, and the assembler may move one of constant data (as above) before the wait.
+__device__ __forceinline__ unsigned load_here(const unsigned* from) {
+    unsigned v;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+    return v;
+}
+
+// Sixteen bytes, or leaves `v` as it is.
+__device__ __forceinline__ void load_16_here(bool there, uint4& v, const void* from) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
+                 : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+                 : "l"(from), "r"(int(there))
+                 : "memory");
+}
+
 }  // namespace longwave

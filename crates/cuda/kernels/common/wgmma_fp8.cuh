@@ -140,6 +140,20 @@ __device__ __forceinline__ void wgmma_e4m3(float (&d)[16], const uint32_t (&a)[4
 }
 
 template <bool ADDS>
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[20], const uint32_t (&a)[4], uint32_t b) {
+    asm volatile(
+        "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %25, 0;\nmov.b64 b, {%24, 0x40000040};\n"
+        "wgmma.mma_async.sync.aligned.m64n40k32.f32.e4m3.e4m3 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19}, "
+        "{%20, %21, %22, %23}, b, p, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(int(ADDS)));
+}
+
+template <bool ADDS>
 __device__ __forceinline__ void wgmma_e4m3(float (&d)[24], const uint32_t (&a)[4], uint32_t b) {
     asm volatile(
         "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %29, 0;\nmov.b64 b, {%28, 0x40000040};\n"
@@ -150,6 +164,21 @@ __device__ __forceinline__ void wgmma_e4m3(float (&d)[24], const uint32_t (&a)[4
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
           "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
           "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(int(ADDS)));
+}
+
+template <bool ADDS>
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[28], const uint32_t (&a)[4], uint32_t b) {
+    asm volatile(
+        "{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %33, 0;\nmov.b64 b, {%32, 0x40000040};\n"
+        "wgmma.mma_async.sync.aligned.m64n56k32.f32.e4m3.e4m3 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27}, "
+        "{%28, %29, %30, %31}, b, p, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(int(ADDS)));
 }
 
@@ -168,9 +197,10 @@ __device__ __forceinline__ void wgmma_e4m3(float (&d)[32], const uint32_t (&a)[4
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(int(ADDS)));
 }
 
-// Sums over a block of 128 columns: A in registers, B's rows of 128 bytes at `b`.
+// Begins the sums of a block of 128 columns: A in registers, which stay as they are until the sums are there; B's rows of 128 bytes
+// at `b`.
 template <int LENGTH>
-__device__ __forceinline__ void sum_block(float (&product)[LENGTH], uint32_t (&a)[4][4], uint32_t b) {
+__device__ __forceinline__ void begin_block(float (&product)[LENGTH], uint32_t (&a)[4][4], uint32_t b) {
     const uint32_t rows = fp8_rows(b);
     wgmma_ready(a);
     wgmma_fence();
@@ -180,6 +210,12 @@ __device__ __forceinline__ void sum_block(float (&product)[LENGTH], uint32_t (&a
         wgmma_e4m3<true>(product, a[j], rows + FP8_STEP * j);
     }
     wgmma_commit();
+}
+
+// The same, and waits for them.
+template <int LENGTH>
+__device__ __forceinline__ void sum_block(float (&product)[LENGTH], uint32_t (&a)[4][4], uint32_t b) {
+    begin_block(product, a, b);
     wgmma_wait<0>();
     wgmma_done(product);
 }

@@ -106,6 +106,11 @@ impl Kernel {
     /// Lets it be launched in clusters of more than eight blocks, and says whether the GPU has room for one as in `grid`: not where
     /// no group of multiprocessors is large enough, as in a part of a GPU.
     pub fn fits_cluster(&self, grid: Grid) -> Result<bool, DriverError> {
+        Ok(self.clusters_at_once(grid)? > 0)
+    }
+
+    /// Clusters as in `grid` that the GPU has room for at once; they may have more than eight blocks from here on.
+    pub fn clusters_at_once(&self, grid: Grid) -> Result<u32, DriverError> {
         let what = || format!("{} in clusters of {}", self.name, grid.cluster);
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
         // SAFETY: sets one number of a valid function.
@@ -116,15 +121,15 @@ impl Kernel {
         // SAFETY: a valid function; what the configuration points to lives until the call returns; writes one number.
         let result = unsafe { sys::cuOccupancyMaxActiveClusters(&mut clusters, self.function, &config) };
         if result == sys::CUresult::CUDA_ERROR_INVALID_CLUSTER_SIZE {
-            return Ok(false);
+            return Ok(0);
         }
         check("cuOccupancyMaxActiveClusters", result, what)?;
-        Ok(clusters > 0)
+        Ok(clusters.max(0) as u32)
     }
 }
 
 /// Parameters of the longest kernel.
-const MAX_ARGUMENTS: usize = 32;
+const MAX_ARGUMENTS: usize = 48;
 
 impl Stream {
     /// Launches `kernel`. Nothing is allocated.

@@ -5,6 +5,7 @@
 
 use longwave_model::{IndexFormat, MainFormat};
 
+use super::keys::Projected;
 use super::{Pages, no_kernels};
 use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream};
 
@@ -13,6 +14,8 @@ pub struct Compress {
     main4: Kernel,
     index4: Kernel,
     main128: Kernel,
+    /// Both of ratio 4 with the rows of [`Keys::project`](super::keys::Keys::project).
+    rows4: Kernel,
 }
 
 /// A compressor over the rows of a step.
@@ -66,9 +69,18 @@ impl Compress {
             IndexFormat::Bf16 => "compress4_index_bf16",
             IndexFormat::F32 => return Err(no_kernels("index keys", index.name())),
         };
-        let module = Module::load(context, "compress")?;
+        let rows4 = match (main, index) {
+            (MainFormat::Fp8, IndexFormat::Fp8) => "c4_rows_fp8_fp8",
+            (MainFormat::Fp8, IndexFormat::Fp4) => "c4_rows_fp8_fp4",
+            (MainFormat::Fp8, _) => "c4_rows_fp8_bf16",
+            (_, IndexFormat::Fp8) => "c4_rows_bf16_fp8",
+            (_, IndexFormat::Fp4) => "c4_rows_bf16_fp4",
+            _ => "c4_rows_bf16_bf16",
+        };
+        let (module, rows) = (Module::load(context, "compress")?, Module::load(context, "c4_rows")?);
         let kernel = |name| module.kernel(name, 0);
-        Ok(Compress { main4: kernel(main4)?, index4: kernel(index4)?, main128: kernel(main128)? })
+        let [main4, index4, main128] = [main4, index4, main128].map(kernel);
+        Ok(Compress { main4: main4?, index4: index4?, main128: main128?, rows4: rows.kernel(rows4, 0)? })
     }
 
     /// Ratio 4, entries; `rows` are [`BatchRow`](super::BatchRow)s `[tokens]`.
@@ -79,6 +91,27 @@ impl Compress {
     /// Ratio 4, index keys.
     pub fn index4(&self, stream: &Stream, c: &Compressor, rows: u64, tokens: u32) -> Result<(), DriverError> {
         launch(stream, &self.index4, Grid::new(tokens, 128), c, rows)
+    }
+
+    /// [`Keys::project`](super::keys::Keys::project), `main4` and `index4` in one launch: none of them needs what another one writes. The
+    /// three have as many tokens, and both compressors have the same `closing` rows, angles and `eps`.
+    pub fn rows4(
+        &self,
+        stream: &Stream,
+        projected: &Projected,
+        main: &Compressor,
+        index: &Compressor,
+        closing: u64,
+    ) -> Result<(), DriverError> {
+        assert!(main.angles == index.angles && main.eps == projected.eps && index.eps == projected.eps);
+        let of = |c: &Compressor| {
+            let weights = [c.products, c.ape, c.norm].map(Argument::Pointer);
+            [&weights[..], &c.state.arguments(), &c.entries.arguments()].concat()
+        };
+        let shared = [closing, main.angles].map(Argument::Pointer);
+        let arguments = [&projected.arguments()[..], &shared, &of(main), &of(index)].concat();
+        let grid = Grid { blocks: [projected.tokens, 4, 1], ..Grid::new(1, 256) };
+        stream.launch(&self.rows4, grid, &arguments)
     }
 
     /// Ratio 128; `sequences` are [`Sequence`]s `[count]` of at most `most_rows` rows each.

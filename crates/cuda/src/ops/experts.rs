@@ -18,6 +18,14 @@ const WHOLE: u32 = 1024;
 const MULTIPROCESSOR_BYTES: u32 = 228 * 1024;
 /// Shared memory of a block of `wide`: six stages of codes of 64 pairs with scales, sums of 192 rows, the table of powers, barriers.
 const WIDE_BYTES: u32 = 6 * 64 * 132 + 192 * 64 * 4 + 256 + 96;
+/// The same of the blocks of `ring`: stages of pairs and of rows with scales, sums, inputs of threads, the table, barriers.
+const RING_BYTES: [u32; 2] = [
+    8 * (64 * 132 + 192 * 68) + 192 * 64 * 4 + 2048 + 256 + 128,
+    4 * (128 * 132 + 192 * 68) + 192 * 128 * 4 + 4096 + 256 + 64,
+];
+/// Groups of so many rows and more take `ring`, others `wide`. `GROUPS[1]` would give it all but the smallest; it has not been measured
+/// yet.
+const RING_FROM: u32 = GROUPS[2];
 
 /// The kernels.
 pub struct Experts {
@@ -39,6 +47,8 @@ struct Hopper {
     /// For groups of few rows: columns that are a multiple of [`WHOLE`], and others.
     stream: [Kernel; 2],
     wide: Kernel,
+    /// For groups of 64 rows and of 128.
+    ring: [Kernel; 2],
     repack: Kernel,
 }
 
@@ -177,9 +187,14 @@ impl Experts {
             let (module, wide) =
                 (Module::load(context, "experts_fp4_stream")?, Module::load(context, "experts_fp4_wide")?);
             let stream = |name| module.kernel(name, stream_bytes(MOST_COLS));
+            let ring = Module::load(context, "experts_fp4_ring")?;
             Ok(Hopper {
                 stream: [stream("experts_fp4_stream_whole")?, stream("experts_fp4_stream_any")?],
                 wide: wide.kernel("experts_fp4_wide", WIDE_BYTES)?,
+                ring: [
+                    ring.kernel("experts_fp4_ring_64", RING_BYTES[0])?,
+                    ring.kernel("experts_fp4_ring_128", RING_BYTES[1])?,
+                ],
                 repack: module.kernel("repack_fp8", repack_bytes(MOST_COLS))?,
             })
         };
@@ -229,8 +244,11 @@ impl Experts {
             let (kernel, shared_bytes, grid) = if p.group == GROUPS[0] {
                 let kernel = &hopper.stream[usize::from(!p.cols.is_multiple_of(WHOLE))];
                 (kernel, stream_bytes(p.cols), Grid::new(3 * self.multiprocessors, 128))
-            } else {
+            } else if p.group < RING_FROM {
                 (&hopper.wide, WIDE_BYTES, Grid::new(self.multiprocessors, 512))
+            } else {
+                let long = usize::from(p.group > GROUPS[1]);
+                (&hopper.ring[long], RING_BYTES[long], Grid::new(self.multiprocessors, 512))
             };
             return stream.launch(kernel, Grid { shared_bytes, ..grid }, &arguments);
         }

@@ -21,6 +21,14 @@ const SCORERS: u32 = 128;
 /// So many of these blocks fit an H200 at once.
 const SCORER_BLOCKS: u32 = 4 * 132;
 const GROUP: u32 = 16;
+/// Which kernels score and pick few rows on Hopper: those of `index_few_beside.cu` and `index_few_bins.cu`, whose picks are the same in
+/// fewer trips to memory and barriers, or those of `index_few.cu`. The former have not been measured yet.
+const FEW_BESIDE: bool = false;
+/// Threads of their blocks, keys of a block that scores where a row sees few, and so many of these blocks fit an H200 at once.
+const BESIDE_THREADS: u32 = 256;
+const BESIDE_KEYS: u32 = 64;
+const BESIDE_BLOCKS: u32 = 2 * 132;
+const BIN_THREADS: u32 = 512;
 /// Most segments of a row's entries, and most candidates of all of them, which one block merges.
 const SEGMENTS: u32 = 64;
 const CANDIDATES: u32 = 24_576;
@@ -41,6 +49,8 @@ pub struct Index {
     queries: Kernel,
     row: Kernel,
     pick: Kernel,
+    /// Scores and picks of few rows in their second form, on Hopper.
+    beside: Option<[Kernel; 2]>,
     scores: Kernel,
     merge: Kernel,
     /// Scores of a segment and the best of them, on Hopper.
@@ -80,6 +90,8 @@ pub struct Selection {
     pub rows: u64,
     /// Index keys.
     pub keys: Pages,
+    /// Rows of their table, at least one.
+    pub seats: u32,
     /// [`scratch_bytes`] bytes, aligned to 16.
     pub scratch: u64,
     /// u32 `[T, k]`, ascending.
@@ -126,9 +138,9 @@ fn wide_parts(tokens: u32, span: u32, multiprocessors: u32) -> u32 {
     (1..=rounds.clamp(1, 16)).min_by_key(time).unwrap_or(1)
 }
 
-/// Scores of a row in scratch.
+/// Scores of a row in scratch: four maxima of groups at a time are aligned to 16 bytes.
 fn stride(most: u32) -> u32 {
-    most.next_multiple_of(2 * GROUP)
+    most.next_multiple_of(4 * GROUP)
 }
 
 /// Segments of each row's entries.
@@ -139,18 +151,31 @@ fn segments(tokens: u32, k: u32) -> u32 {
 impl Index {
     /// Loads the kernels for keys in `format`.
     pub fn new(context: &Context, format: IndexFormat) -> Result<Index, DriverError> {
-        let [queries, scores, row, wide] = match format {
-            IndexFormat::Fp8 => ["index_queries_fp8", "index_scores_fp8", "index_row_fp8", "index_wide_scores_fp8"],
-            IndexFormat::Fp4 => ["index_queries_fp4", "index_scores_fp4", "index_row_fp4", "index_wide_scores_fp4"],
-            IndexFormat::Bf16 => {
-                ["index_queries_bf16", "index_scores_bf16", "index_row_bf16", "index_wide_scores_bf16"]
+        let [queries, scores, row, beside, wide] = match format {
+            IndexFormat::Fp8 => {
+                ["index_queries_fp8", "index_scores_fp8", "index_row_fp8", "index_beside_fp8", "index_wide_scores_fp8"]
             }
+            IndexFormat::Fp4 => {
+                ["index_queries_fp4", "index_scores_fp4", "index_row_fp4", "index_beside_fp4", "index_wide_scores_fp4"]
+            }
+            IndexFormat::Bf16 => [
+                "index_queries_bf16",
+                "index_scores_bf16",
+                "index_row_bf16",
+                "index_beside_bf16",
+                "index_wide_scores_bf16",
+            ],
             IndexFormat::F32 => return Err(no_kernels("index keys", format.name())),
         };
         let (module, few) = (Module::load(context, "index")?, Module::load(context, "index_few")?);
         let kernel = |name| module.kernel(name, 0);
         let (row, pick) = (few.kernel(row, 0)?, few.kernel("index_pick", 0)?);
         let hopper = cubins::find("index_wide", context.gpu().major, context.gpu().minor).is_some();
+        let beside = || {
+            let (scores, picks) =
+                (Module::load(context, "index_few_beside")?, Module::load(context, "index_few_bins")?);
+            Ok([scores.kernel(beside, 0)?, picks.kernel("index_pick_bins", 0)?])
+        };
         let wide = || {
             let module = Module::load(context, "index_wide")?;
             Ok([module.kernel(wide, WIDE_BYTES)?, module.kernel("index_wide_cut", 0)?])
@@ -159,6 +184,7 @@ impl Index {
             queries: kernel(queries)?,
             row,
             pick,
+            beside: hopper.then(beside).transpose()?,
             scores: kernel(scores)?,
             merge: kernel("index_merge")?,
             wide: hopper.then(wide).transpose()?,
@@ -197,27 +223,43 @@ impl Index {
 
     /// [`Index::select`] of each row by itself.
     pub fn select_by_row(&self, stream: &Stream, s: &Selection) -> Result<(), DriverError> {
+        self.select_by_row_as(stream, s, FEW_BESIDE)
+    }
+
+    /// The same, few rows with their second form or not; without kernels for it they have the first.
+    pub fn select_by_row_as(&self, stream: &Stream, s: &Selection, beside: bool) -> Result<(), DriverError> {
         // In scratch the scores of rows and then the largest of their groups; or the candidates of segments and how many each has.
         let few = s.tokens <= FEW && s.most <= FEW_KEYS;
-        let (kernels, size, behind, grid) = if few {
-            let stride = stride(s.most);
-            let blocks = [(SCORER_BLOCKS / s.tokens).min(s.most.div_ceil(SCORERS)).max(1), s.tokens, 1];
-            ([&self.row, &self.pick], stride, 4 * u64::from(stride), Grid { blocks, ..Grid::new(1, SCORERS) })
-        } else {
-            let segments = segments(s.tokens, s.k);
-            let candidates = 8 * u64::from(segments) * u64::from(s.k);
-            let grid = Grid { blocks: [segments, s.tokens, 1], ..Grid::new(1, 256) };
-            ([&self.scores, &self.merge], segments, candidates, grid)
+        let beside = self.beside.as_ref().filter(|_| few && beside);
+        let stride = stride(s.most);
+        let blocks = |of_gpu: u32, keys| [(of_gpu / s.tokens).min(s.most.div_ceil(keys)).max(1), s.tokens, 1];
+        let (kernels, size, behind, grid, pickers) = match beside {
+            Some([row, pick]) => {
+                let blocks = blocks(BESIDE_BLOCKS, BESIDE_KEYS);
+                let grid = Grid { blocks, ..Grid::new(1, BESIDE_THREADS) };
+                ([row, pick], stride, 4 * u64::from(stride), grid, BIN_THREADS)
+            }
+            None if few => {
+                let grid = Grid { blocks: blocks(SCORER_BLOCKS, SCORERS), ..Grid::new(1, SCORERS) };
+                ([&self.row, &self.pick], stride, 4 * u64::from(stride), grid, 1024)
+            }
+            None => {
+                let segments = segments(s.tokens, s.k);
+                let candidates = 8 * u64::from(segments) * u64::from(s.k);
+                let grid = Grid { blocks: [segments, s.tokens, 1], ..Grid::new(1, 256) };
+                ([&self.scores, &self.merge], segments, candidates, grid, 1024)
+            }
         };
         let [queries, weights, rows, scratch, second, picks, counts] =
             [s.queries, s.weights, s.rows, s.scratch, s.scratch + u64::from(s.tokens) * behind, s.picks, s.counts]
                 .map(Argument::Pointer);
-        let [size, heads, k] = [size, s.heads, s.k].map(Argument::U32);
+        let [size, heads, k, seats] = [size, s.heads, s.k, s.seats].map(Argument::U32);
         let stride = if few { &[size][..] } else { &[] };
+        let seats = if beside.is_some() { &[seats][..] } else { &[] };
         let keys = s.keys.arguments();
-        let arguments = [&[queries, weights, rows][..], &keys, &[scratch, second], stride, &[heads, k]].concat();
+        let arguments = [&[queries, weights, rows][..], &keys, &[scratch, second], stride, &[heads, k], seats].concat();
         stream.launch(kernels[0], grid, &arguments)?;
-        stream.launch(kernels[1], Grid::new(s.tokens, 1024), &[rows, scratch, second, picks, counts, size, k])
+        stream.launch(kernels[1], Grid::new(s.tokens, pickers), &[rows, scratch, second, picks, counts, size, k])
     }
 
     /// [`Index::select`] of rows that share keys, in segments of `segment` keys, a multiple of 64 whose scores scratch holds.
@@ -267,7 +309,7 @@ mod tests {
         }
         for most in [1, 31, 33, 40_000, FEW_KEYS] {
             let (rows, stride) = (u64::from(FEW), u64::from(stride(most)));
-            assert!(stride >= u64::from(most) && stride.is_multiple_of(32));
+            assert!(stride >= u64::from(most) && stride.is_multiple_of(64));
             assert!(4 * rows * (stride + stride / 16) <= scratch_bytes(2000, 512, most), "{most}");
         }
     }

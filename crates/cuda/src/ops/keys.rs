@@ -77,6 +77,23 @@ pub struct Heads {
     pub eps: f32,
 }
 
+impl Projected {
+    /// As parameters of a kernel.
+    pub(super) fn arguments(&self) -> [Argument; 19] {
+        assert!(self.q_width.is_multiple_of(128) && self.q_width <= 2048, "query latents of {} channels", self.q_width);
+        let [w0, w1, w2, w3, w4] = self.window.arguments();
+        let [l0, l1, l2, l3, l4] = self.local.arguments();
+        let [products, rows, angles, q_norm, kv_norm, codes, scales] =
+            [self.products, self.rows, self.angles, self.q_norm, self.kv_norm, self.codes, self.scales]
+                .map(Argument::Pointer);
+        let sizes = [self.q_width.into(), self.eps.into()];
+        [
+            products, rows, angles, q_norm, kv_norm, codes, scales, w0, w1, w2, w3, w4, l0, l1, l2, l3, l4, sizes[0],
+            sizes[1],
+        ]
+    }
+}
+
 impl Keys {
     /// Loads the kernels for window rows in `format`.
     pub fn new(context: &Context, format: MainFormat) -> Result<Keys, DriverError> {
@@ -93,31 +110,7 @@ impl Keys {
 
     /// Norms both parts of a product, quantises the query latents and stores the window rows.
     pub fn project(&self, stream: &Stream, p: &Projected) -> Result<(), DriverError> {
-        assert!(p.q_width.is_multiple_of(128) && p.q_width <= 2048, "query latents of {} channels", p.q_width);
-        let [w0, w1, w2, w3, w4] = p.window.arguments();
-        let [l0, l1, l2, l3, l4] = p.local.arguments();
-        let arguments = [
-            Argument::Pointer(p.products),
-            Argument::Pointer(p.rows),
-            Argument::Pointer(p.angles),
-            Argument::Pointer(p.q_norm),
-            Argument::Pointer(p.kv_norm),
-            Argument::Pointer(p.codes),
-            Argument::Pointer(p.scales),
-            w0,
-            w1,
-            w2,
-            w3,
-            w4,
-            l0,
-            l1,
-            l2,
-            l3,
-            l4,
-            p.q_width.into(),
-            p.eps.into(),
-        ];
-        stream.launch(&self.keys, Grid { blocks: [p.tokens, 2, 1], ..Grid::new(1, 256) }, &arguments)
+        stream.launch(&self.keys, Grid { blocks: [p.tokens, 2, 1], ..Grid::new(1, 256) }, &p.arguments())
     }
 
     /// Copies up to 127 rows before each sequence's first position.

@@ -15,8 +15,10 @@ const STREAMED: u32 = 64;
 const LARGE_BYTES: u32 = 3 * (256 * 128 + 256 + 128 * 4) + 128 * 128 * 4;
 const SMALL_BYTES: u32 = 3 * (128 * 128 + 256 + 64 * 4) + 64 * 64 * 4;
 
-/// Shared memory of a block of Hopper's tiles: stages of both operands and barriers.
-const TILES_BYTES: u32 = 6 * (2 * 128 * 128 + 16);
+/// Hopper's tiles of 128 tokens: weight rows, blocks of a cluster, stages.
+const TILES: [(u32, u32, u32); 4] = [(128, 2, 6), (64, 2, 8), (32, 4, 10), (16, 4, 10)];
+/// Whether tiles have fewer weight rows where large ones are too few ([`Form::Tiles`]). Not measured yet.
+const NARROW_TILES: bool = false;
 /// Shared memory for stages of weights that stream, about.
 const STREAM_BYTES: u32 = 80 << 10;
 /// Columns at most: on Hopper sums of as many column blocks of eight tokens fit shared memory.
@@ -57,8 +59,8 @@ pub enum Form {
     Teams,
     /// The same with two warpgroups that take turns with the column blocks of a tile, which are an even number.
     Turns,
-    /// Tiles of 128 tokens and 128 rows, on Hopper.
-    Tiles,
+    /// Tiles of 128 tokens and 128, 64, 32 or 16 rows, on Hopper.
+    Tiles(usize),
 }
 
 /// The kernels.
@@ -79,7 +81,8 @@ struct Hopper {
     stream: [Kernel; 3],
     teams: [Kernel; 3],
     turns: [Kernel; 3],
-    tiles: Kernel,
+    /// By [`TILES`], and clusters that run at once.
+    tiles: [(Kernel, u32); 4],
 }
 
 /// `y = W x`; with several groups each has its own weights, inputs and results.
@@ -113,6 +116,11 @@ impl LinearFp8 {
         let hopper = || {
             let module = Module::load(context, "linear_fp8_wide")?;
             let stream = |name| module.kernel(name, STREAM_MOST_BYTES);
+            let tiles = |name, which| {
+                let kernel = module.kernel(name, tiles_bytes(which))?;
+                let clusters = kernel.clusters_at_once(tiles_grid(which, 1))?;
+                Ok((kernel, clusters.max(1)))
+            };
             let turns = Module::load(context, "linear_fp8_turns")?;
             let turns = |name| turns.kernel(name, TURNS_MOST_BYTES);
             let eight = Module::load(context, "linear_fp8_eight")?;
@@ -130,7 +138,12 @@ impl LinearFp8 {
                 ],
                 teams: [stream("linear_fp8_teams_16")?, stream("linear_fp8_teams_32")?, stream("linear_fp8_teams_64")?],
                 turns: [turns("linear_fp8_turns_16")?, turns("linear_fp8_turns_32")?, turns("linear_fp8_turns_64")?],
-                tiles: module.kernel("linear_fp8_tiles", TILES_BYTES)?,
+                tiles: [
+                    tiles("linear_fp8_tiles", 0)?,
+                    tiles("linear_fp8_tiles_64", 1)?,
+                    tiles("linear_fp8_tiles_32", 2)?,
+                    tiles("linear_fp8_tiles_16", 3)?,
+                ],
             })
         };
         let is_hopper = cubins::find("linear_fp8_wide", context.gpu().major, context.gpu().minor).is_some();
@@ -150,9 +163,9 @@ impl LinearFp8 {
     /// The forms that the GPU has, by the bits they give.
     pub fn forms(&self) -> Vec<Vec<Form>> {
         let mut forms = vec![vec![Form::Few, Form::Small, Form::Large]];
-        forms.extend(
-            self.hopper.as_ref().map(|_| vec![Form::Eight, Form::Stream, Form::Teams, Form::Turns, Form::Tiles]),
-        );
+        let few = [Form::Eight, Form::Stream, Form::Teams, Form::Turns];
+        let hopper = few.into_iter().chain((0..TILES.len()).map(Form::Tiles)).collect();
+        forms.extend(self.hopper.as_ref().map(|_| hopper));
         forms
     }
 
@@ -164,11 +177,19 @@ impl LinearFp8 {
             (true, ..=EIGHT) if (EIGHT_COLS[0]..=EIGHT_COLS[1]).contains(&p.cols) => Form::Eight,
             (true, ..=STREAMED) if TWO_WARPGROUPS => self.of_two_warpgroups(p),
             (true, ..=STREAMED) => Form::Stream,
-            (true, _) => Form::Tiles,
+            (true, _) => Form::Tiles(self.tiles(p)),
             (false, ..=FEW) => Form::Few,
             _ if large => Form::Large,
             _ => Form::Small,
         }
+    }
+
+    /// Which of [`TILES`]: the largest of which most multiprocessors have one.
+    fn tiles(&self, p: &Fp8Product) -> usize {
+        let enough = |&(rows, cluster, _): &(u32, u32, u32)| {
+            cluster * tile_clusters(p, rows, cluster) >= self.multiprocessors * 3 / 4
+        };
+        if NARROW_TILES { TILES.iter().position(enough).unwrap_or(TILES.len() - 1) } else { 0 }
     }
 
     /// The form of two warpgroups a block for a product, or that of one where the product is not cut evenly.
@@ -220,7 +241,7 @@ impl LinearFp8 {
                 let grid = Grid { blocks: tiles(128), shared_bytes: LARGE_BYTES, ..Grid::new(1, 256) };
                 stream.launch(&self.large, grid, &arguments)
             }
-            Form::Eight | Form::Stream | Form::Teams | Form::Turns | Form::Tiles => {
+            Form::Eight | Form::Stream | Form::Teams | Form::Turns | Form::Tiles(_) => {
                 self.hopper().launch(stream, p, form, self.multiprocessors)
             }
         }
@@ -274,6 +295,23 @@ fn takes_turns(p: &Fp8Product) -> bool {
     p.cols.is_multiple_of(256) && p.w_scales.is_multiple_of(8) && p.x_scales.is_multiple_of(8)
 }
 
+/// Shared memory of a block of [`TILES`]: stages of both operands and barriers.
+fn tiles_bytes(which: usize) -> u32 {
+    let (rows, _, stages) = TILES[which];
+    stages * ((rows + 128) * 128 + 16)
+}
+
+/// The grid of so many clusters of [`TILES`].
+fn tiles_grid(which: usize, clusters: u32) -> Grid {
+    let cluster = TILES[which].1;
+    Grid { shared_bytes: tiles_bytes(which), cluster, ..Grid::new(cluster * clusters, 384) }
+}
+
+/// Clusters that have tiles of so many rows.
+fn tile_clusters(p: &Fp8Product, rows: u32, cluster: u32) -> u32 {
+    p.tokens.div_ceil(128) * p.rows.div_ceil(cluster * rows) * p.groups
+}
+
 impl Hopper {
     fn launch_eight(&self, stream: &Stream, p: &Fp8Product, multiprocessors: u32) -> Result<(), DriverError> {
         assert!(p.tokens <= EIGHT, "{} tokens are more than eight", p.tokens);
@@ -296,11 +334,11 @@ impl Hopper {
         };
         let pointers = [p.w_scales, p.x_scales, p.y].map(Argument::Pointer);
         let sizes = [p.rows, p.cols, p.tokens, p.groups].map(Argument::U32);
-        if form == Form::Tiles {
-            let all = p.tokens.div_ceil(128) * p.rows.div_ceil(256) * p.groups;
-            let blocks = 2 * all.min(multiprocessors / 2);
-            let grid = Grid { shared_bytes: TILES_BYTES, cluster: 2, ..Grid::new(blocks, 384) };
-            return stream.launch(&self.tiles, grid, &[&maps(128, 64)?[..], &pointers, &sizes].concat());
+        if let Form::Tiles(which) = form {
+            let (rows, cluster, _) = TILES[which];
+            let (kernel, at_once) = &self.tiles[which];
+            let grid = tiles_grid(which, tile_clusters(p, rows, cluster).min(*at_once));
+            return stream.launch(kernel, grid, &[&maps(rows, 128 / cluster)?[..], &pointers, &sizes].concat());
         }
         assert!(p.tokens <= STREAMED, "{} tokens are not few", p.tokens);
         let which = stream_rows(p, multiprocessors);
@@ -344,6 +382,7 @@ mod tests {
             }
         }
         const { assert!(STREAM_MOST_BYTES <= MOST_BYTES && TURNS_MOST_BYTES <= MOST_BYTES) };
+        assert!((0..TILES.len()).all(|which| tiles_bytes(which) <= MOST_BYTES));
         for (groups, tokens) in [(1, 2), (1, 8), (8, 2), (8, 8)] {
             for blocks in 1..=MOST_COLS / 128 {
                 let (which, bytes) = eight_bytes(blocks, groups, tokens);

@@ -9,13 +9,16 @@ use super::parts;
 use crate::cubins;
 use crate::driver::{Argument, Context, DriverError, Grid, Kernel, Module, Stream};
 
-/// Rows of a group: what a block of the experts' product multiplies at once; for few tokens and for many.
-pub const GROUPS: [u32; 2] = [8, 64];
+/// Rows of a group: what a block of the experts' product multiplies at once; for few tokens, for many and for long steps.
+pub const GROUPS: [u32; 3] = [8, 64, 128];
 /// Up to so many tokens one block does all of it.
 const ONE_BLOCK: u32 = 8;
 /// Up to so many pairs per expert on average groups are small: eight rows of one expert are multiplied while its weights stream
 /// by, and few experts need them twice.
 const FEW_PAIRS: u32 = 6;
+/// Above so many pairs per expert on average groups are the largest: weights are widened once for 128 pairs. So far never, since that
+/// form has not been measured yet; 40 would be the number to begin with (`experts_fp4.md`).
+const MANY_PAIRS: u32 = u32::MAX;
 const ALIGN: u64 = 256;
 /// Product and choice at once: a cluster of so many blocks, each with its part of the experts; so many choices at most; a multiple
 /// of so many columns.
@@ -83,10 +86,11 @@ pub struct Routing {
 }
 
 impl Routing {
-    /// Bytes that routing of up to `tokens` tokens needs: a few tokens in small groups can need more than many.
+    /// Bytes that routing of up to `tokens` tokens needs: fewer tokens in smaller groups can need more than many.
     pub fn scratch_bytes(tokens: u32, experts: u32, chosen: u32) -> u64 {
         let end = |tokens| Routing::at(0, tokens, experts, chosen).1;
-        end(tokens).max(end(tokens.min(FEW_PAIRS * experts / chosen)))
+        let most = |pairs: u32| end(tokens.min(pairs.saturating_mul(experts) / chosen));
+        end(tokens).max(most(FEW_PAIRS)).max(most(MANY_PAIRS))
     }
 
     /// Routing in memory that begins at `address`, a multiple of 256, and where that memory ends.
@@ -127,7 +131,8 @@ impl Routing {
 
     /// Rows of a group at most.
     pub fn group(&self) -> u32 {
-        GROUPS[usize::from(self.pairs() > FEW_PAIRS * self.experts)]
+        let above = |pairs| self.pairs() > self.experts.saturating_mul(pairs);
+        GROUPS[usize::from(above(FEW_PAIRS)) + usize::from(above(MANY_PAIRS))]
     }
 
     /// Groups at most, whatever is chosen.

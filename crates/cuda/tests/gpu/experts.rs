@@ -2,10 +2,15 @@
 
 use longwave_cuda::cubins;
 use longwave_cuda::driver::{Argument, DeviceSlice, Graph, Grid, Kernel, Module, Stream};
+use longwave_cuda::ops::experts::{Experts, RoutedProduct};
+use longwave_cuda::ops::router::GROUPS;
 use longwave_model::formats::{e2m1, e4m3, ue8m0};
 
 use crate::flash::number;
 use crate::rig::{Fresh, Rig, first_difference, relative_error, rig, small};
+
+/// Pairs of a group: every number of columns that the tensor cores are given, at its end and just behind.
+const SIZES: [usize; 19] = [1, 3, 8, 11, 16, 27, 32, 40, 57, 64, 65, 80, 81, 96, 97, 112, 113, 127, 128];
 
 struct Operands {
     w: DeviceSlice<u8>,
@@ -58,8 +63,10 @@ fn forms(rig: &Rig, cols: usize) -> Vec<Forms> {
         let stream = form("experts_fp4_stream", names, whole, 8, 8 * cols + cols / 4);
         let bytes = 6 * 64 * 132 + 192 * 64 * 4 + 256 + 96;
         let wide = form("experts_fp4_wide", ["experts_fp4_wide"; 2], true, 64, bytes);
+        let ring = |name, most: usize, bytes| form("experts_fp4_ring", [name; 2], true, most, bytes);
+        let rings = [ring("experts_fp4_ring_64", 64, 223_616), ring("experts_fp4_ring_128", 128, 222_528)];
         let repack = repack("experts_fp4_stream", "repack_fp8");
-        all.push(Forms { forms: vec![stream, wide], repack, hopper: true });
+        all.push(Forms { forms: [stream, wide].into_iter().chain(rings).collect(), repack, hopper: true });
     }
     all
 }
@@ -78,7 +85,7 @@ impl Operands {
             (cols as u32).into(),
         ];
         let shared_bytes = form.shared_bytes;
-        if form.name.contains("stream") || form.name.contains("wide") {
+        if ["stream", "wide", "ring"].iter().any(|hopper| form.name.contains(hopper)) {
             arguments.insert(2, Argument::from(&self.w_factors));
         }
         let grid = match form.name {
@@ -130,7 +137,7 @@ fn pairs_agree_and_do_not_depend_on_their_group() {
             (122.0 + 5.0 * v - 20.0 * (row % 3) as f32 - far) as u8
         };
         let scales: Vec<u8> = fresh.floats(experts * rows * cols / 32).into_iter().enumerate().map(scale).collect();
-        let (inputs, pairs) = (5usize, 75usize);
+        let (inputs, many, pairs) = (5usize, 200usize, 203usize);
         let x: Vec<u8> = fresh.floats(inputs * cols).into_iter().map(|v| e4m3::encode(448.0 * v * v * v)).collect();
         let x_scales: Vec<f32> =
             fresh.floats(inputs * cols / 128).into_iter().map(|v| ue8m0::value((120.0 + 4.0 * v) as u8)).collect();
@@ -139,8 +146,8 @@ fn pairs_agree_and_do_not_depend_on_their_group() {
         let last = experts as i32 - 1;
         let grouped = |most: usize| -> Vec<i32> {
             let mut groups: Vec<i32> =
-                (0..72).step_by(most).flat_map(|p| [last, p as i32, most.min(72 - p) as i32]).collect();
-            groups.extend([0, 72, 3, 0, 0, 0, 0, 0, 0]);
+                (0..many).step_by(most).flat_map(|p| [last, p as i32, most.min(many - p) as i32]).collect();
+            groups.extend([0, many as i32, 3, 0, 0, 0, 0, 0, 0]);
             groups
         };
         for forms in forms(&rig, cols) {
@@ -148,7 +155,7 @@ fn pairs_agree_and_do_not_depend_on_their_group() {
             for (form, most) in forms
                 .forms
                 .iter()
-                .flat_map(|form| [1, 3, 8, 11, 16, 27, 32, 40, 57, 64].map(|most| (form, most)))
+                .flat_map(|form| SIZES.map(|most| (form, most)))
                 .filter(|(form, most)| *most <= form.most)
             {
                 let groups = grouped(most);
@@ -169,7 +176,7 @@ fn pairs_agree_and_do_not_depend_on_their_group() {
                 assert_eq!(different, None, "{} with groups of {most}, {rows} x {cols}", form.name);
             }
             let exact = |pair: usize, row: usize| -> f64 {
-                let (expert, input) = (if pair < 72 { experts - 1 } else { 0 }, of_pair[pair] as usize);
+                let (expert, input) = (if pair < many { experts - 1 } else { 0 }, of_pair[pair] as usize);
                 let row = expert * rows + row;
                 let one = |k: usize| {
                     let (even, odd) = e2m1::decode_pair(codes[row * cols / 2 + k / 2]);
@@ -182,7 +189,7 @@ fn pairs_agree_and_do_not_depend_on_their_group() {
             let at: Vec<(usize, usize)> = (0..40).map(|i| (i % pairs, (i * 37) % rows)).collect();
             // Of small rows as much counts as of large ones.
             let size = |pair: usize, row: usize| {
-                let expert = if pair < 72 { experts - 1 } else { 0 };
+                let expert = if pair < many { experts - 1 } else { 0 };
                 2f32.powi(20 * ((expert * rows + row) % 3) as i32)
             };
             let reference: Vec<f32> = at.iter().map(|&(p, r)| exact(p, r) as f32 * size(p, r)).collect();
@@ -192,7 +199,68 @@ fn pairs_agree_and_do_not_depend_on_their_group() {
             // Hopper's fp8 sums of 128 columns keep about 14 bits; results are rounded to nine afterwards.
             let tolerance = if forms.hopper { 1e-3 } else { 1e-5 };
             assert!(error < tolerance && results[0].iter().all(|v| v.is_finite()), "{error}");
+            rig.arena.reset();
         }
+    }
+}
+
+/// The operator, told of each size of group: the largest is not chosen by any step so far.
+#[test]
+fn products_do_not_depend_on_the_size_of_groups() {
+    let Some(mut rig) = rig(1 << 30) else { return };
+    let mut fresh = Fresh::new();
+    let experts = Experts::new(&rig.context).unwrap();
+    let count = 3usize;
+    for (rows, cols, padded) in [(16usize, 128usize, false), (208, 384, true), (592, 1152, false), (4096, 2048, true)] {
+        if small() && rows > 512 {
+            continue;
+        }
+        let codes: Vec<u8> = fresh.floats(count * rows * cols / 2).iter().map(|v| (128.0 + 127.0 * v) as u8).collect();
+        let scales: Vec<u8> = fresh.floats(count * rows * cols / 32).iter().map(|v| (122.0 + 5.0 * v) as u8).collect();
+        // A small expert, a large one and one without pairs; places behind the last pair stay as they are.
+        let of_expert = [1 + fresh.below(70), 65 + fresh.below(200), 0];
+        let (pairs, inputs) = (of_expert.iter().sum::<usize>(), 37usize);
+        let x: Vec<u8> = fresh.floats(inputs * cols).iter().map(|v| e4m3::encode(448.0 * v * v * v)).collect();
+        let x_scales: Vec<f32> = fresh.floats(inputs * cols / 128).iter().map(|v| 0.01 + v.abs()).collect();
+        let of_pair: Vec<u32> = (0..pairs).map(|_| fresh.below(inputs) as u32).collect();
+        let (w, w_scales, w_factors) = (rig.put(&codes), rig.put(&scales), rig.poisoned::<f32>(count * rows));
+        let weights = [w.address(), w_scales.address(), w_factors.address()];
+        experts.repack(&rig.stream, weights, (count * rows) as u32, cols as u32).unwrap();
+        let (x, x_scales, of_pair) = (rig.put(&x), rig.put(&x_scales), rig.put(&of_pair));
+        let results = GROUPS.map(|group| {
+            let (mut groups, mut first) = (Vec::new(), 0);
+            for (expert, &own) in of_expert.iter().enumerate() {
+                for from in (0..own).step_by(group as usize) {
+                    groups.extend([expert as i32, (first + from) as i32, (own - from).min(group as usize) as i32]);
+                }
+                first += own;
+            }
+            groups.resize(groups.len() + if padded { 15 } else { 0 }, 0);
+            let (places, y) = (rig.put(&groups), rig.poisoned::<f32>((pairs + 2) * rows));
+            let product = RoutedProduct {
+                w: w.address(),
+                w_scales: w_scales.address(),
+                w_factors: w_factors.address(),
+                x: x.address(),
+                x_scales: x_scales.address(),
+                inputs: of_pair.address(),
+                groups: places.address(),
+                group,
+                group_count: (groups.len() / 3) as u32,
+                y: y.address(),
+                rows: rows as u32,
+                cols: cols as u32,
+            };
+            experts.product(&rig.stream, &product).unwrap();
+            y.read(&rig.stream).unwrap()
+        });
+        let (own, behind) = results[0].split_at(pairs * rows);
+        assert!(own.iter().all(|v| v.is_finite()) && behind.iter().all(|v| v.to_bits() == u32::MAX));
+        for (result, group) in results.iter().zip(GROUPS) {
+            let difference = first_difference(result, &results[0]);
+            assert_eq!(difference, None, "groups of {group}, {of_expert:?} pairs, {rows} x {cols}");
+        }
+        rig.arena.reset();
     }
 }
 

@@ -189,11 +189,11 @@ fn fp8_products_are_measured() {
         ("shared gate_up", 4096, 4096),
         ("shared down", 4096, 2048),
     ] {
-        for tokens in [1usize, 2, 4, 8, 16, 32, 64, 128, 512, 2048, 4096] {
+        for tokens in [1usize, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 4096] {
             if tokens > number("LINEAR_TOKENS", 4096) || rows != number("LINEAR_ROWS", rows) {
                 continue;
             }
-            let copies = if tokens > 64 { 1 } else { (400 << 20) / (rows * cols) + 1 };
+            let copies = if tokens > 128 { 1 } else { (400 << 20) / (rows * cols) + 1 };
             let shape = |n: usize| n.max(1);
             let all: Vec<Operands> = (0..copies)
                 .map(|_| Operands {
@@ -210,12 +210,12 @@ fn fp8_products_are_measured() {
                 o.x.fill(&rig.stream, 0x2a).unwrap();
                 o.x_scales.fill(&rig.stream, 0).unwrap();
             }
-            let rounds = (if tokens > 64 { 8 } else { 200 }) / copies + 1;
+            let rounds = (if tokens > 128 { 8 } else { 200 }) / copies + 1;
             let launches = (rounds * copies) as f64;
             let mut line = String::new();
             for form in linear.forms().concat() {
-                if !takes(form, tokens, cols) || tokens < 32 && [Form::Small, Form::Large, Form::Tiles].contains(&form)
-                {
+                let tiles = matches!(form, Form::Small | Form::Large | Form::Tiles(_));
+                if !takes(form, tokens, cols) || tokens < 32 && tiles {
                     continue;
                 }
                 let graph = Graph::capture(&rig.stream, |s| {

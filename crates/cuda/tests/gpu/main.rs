@@ -8,6 +8,7 @@
 mod attend;
 mod attend_data;
 mod attend_prefill;
+mod c4_rows;
 mod compress;
 mod depth;
 mod driver;
@@ -15,6 +16,7 @@ mod ends;
 mod experts;
 mod flash;
 mod index;
+mod index_few;
 mod index_wide;
 mod keys;
 mod linear;

@@ -21,6 +21,7 @@ pub struct OnGpu {
     #[allow(dead_code, reason = "keeps the memory")]
     table: DeviceSlice<u32>,
     pub pages: Pages,
+    pub seats: u32,
 }
 
 impl Paged {
@@ -73,7 +74,7 @@ impl Paged {
             table_len: self.len as u32,
             shift: self.shift,
         };
-        OnGpu { bytes, table, pages }
+        OnGpu { bytes, table, pages, seats: (self.table.len() / self.len) as u32 }
     }
 }
 
