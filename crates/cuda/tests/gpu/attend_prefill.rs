@@ -8,7 +8,7 @@ use longwave_model::formats::bf16_bits;
 
 use crate::attend_data::{Query, REACH, job, outputs, picks, put_jobs, rows, rows_as_large};
 use crate::paged::{assert_same, bits};
-use crate::rig::{Fresh, rig, small};
+use crate::rig::{Fresh, Rig, rig, small};
 use crate::rope::put_table;
 
 /// Prefill of two sequences, more rows than clusters, against the form that decode's tests compare with the CPU.
@@ -124,12 +124,19 @@ fn prefill_is_measured() {
     if small() {
         return;
     }
+    for format in [MainFormat::Fp8, MainFormat::Bf16] {
+        prefill_in(&mut rig, format);
+        rig.arena.reset();
+    }
+}
+
+fn prefill_in(rig: &mut Rig, format: MainFormat) {
     let mut fresh = Fresh::new();
-    let attend = Attend::new(&rig.context, MainFormat::Fp8).unwrap();
+    let attend = Attend::new(&rig.context, format).unwrap();
     let (heads, k, tokens, end) = (64usize, 512, 2048usize, 8192u32);
-    let (window, c4) = (rows(&mut fresh, MainFormat::Fp8, 0, end, 6), rows(&mut fresh, MainFormat::Fp8, 0, end / 4, 6));
-    let c128 = rows(&mut fresh, MainFormat::Fp8, 0, end / 7, 1);
-    let (d_window, d_c4, d_c128) = (window.paged.put(&mut rig), c4.paged.put(&mut rig), c128.paged.put(&mut rig));
+    let (window, c4) = (rows(&mut fresh, format, 0, end, 6), rows(&mut fresh, format, 0, end / 4, 6));
+    let c128 = rows(&mut fresh, format, 0, end / 7, 1);
+    let (d_window, d_c4, d_c128) = (window.paged.put(rig), c4.paged.put(rig), c128.paged.put(rig));
     let first = end - tokens as u32;
     let queries: Vec<Query> = (first..end)
         .map(|position| Query { position, oldest: 0, picks: picks(&mut fresh, (position + 1) / 4, k) })
@@ -139,14 +146,14 @@ fn prefill_is_measured() {
     let list: Vec<u32> = queries.iter().flat_map(|q| q.picks.clone()).collect();
     let single: Vec<Job> = queries.iter().enumerate().map(|(row, q)| job(row, 1, q)).collect();
     let fours: Vec<Job> = (0..tokens).step_by(4).map(|row| job(row, 4, &queries[row])).collect();
-    let out = outputs(&mut rig, tokens, heads);
+    let out = outputs(rig, tokens, heads);
     let q: Vec<u16> = fresh.floats(tokens * heads * 512).iter().map(|v| bf16_bits(*v)).collect();
     let (d_picks, d_counts) = (rig.put(&list), rig.put(&vec![k as u32; tokens]));
-    let (d_single, d_fours) = (put_jobs(&mut rig, &single), put_jobs(&mut rig, &fours));
+    let (d_single, d_fours) = (put_jobs(rig, &single), put_jobs(rig, &fours));
     let launch = Attention {
         queries: rig.put(&q).address(),
         sinks: rig.put(&fresh.floats(heads)).address(),
-        angles: put_table(&mut rig, &batch, 1).address(),
+        angles: put_table(rig, &batch, 1).address(),
         jobs: d_single.address(),
         job_count: 1,
         job_tokens: 1,
@@ -184,7 +191,7 @@ fn prefill_is_measured() {
                 let graph = Graph::capture(&rig.stream, launches_of).unwrap();
                 times += &format!(" {form:?} {:.1}", rig.median_us(&graph) / f64::from(launches));
             }
-            println!("attend fp8, 64 heads, {name}, {tokens} tokens in jobs of {job_tokens}, us:{times}");
+            println!("attend {format:?}, 64 heads, {name}, {tokens} tokens in jobs of {job_tokens}, us:{times}");
         }
     }
 }
