@@ -12,6 +12,8 @@ pub mod choices;
 pub mod cubins;
 pub mod drafts;
 pub mod driver;
+#[cfg(test)]
+mod emulated;
 pub mod fit;
 pub mod forward;
 pub mod graphs;
