@@ -63,7 +63,7 @@ uint8_t* shared(unsigned of_rank);
 
 // Lets others run until `ready`.
 void wait_until(std::function<bool()> ready);
-// Does `work` at a random time from now on, in the cluster's absence at the latest.
+// Does `work` at a random time from now on, at the latest when the cluster's threads have ended.
 void later(std::function<void()> work);
 // Whether a block has threads left.
 bool lives(unsigned of_rank);
