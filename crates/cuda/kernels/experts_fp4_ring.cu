@@ -30,6 +30,7 @@ constexpr unsigned SHARE = PIECES / (PRODUCERS / 32);
 constexpr unsigned LATE = 1;
 
 using Operands = longwave::ExpertOperands;
+using Tile = longwave::ExpertRows<TILE>;
 
 // Shared memory for groups of up to MOST pairs. Codes of pairs lie at multiples of 1,024 bytes.
 template <unsigned MOST>
@@ -66,23 +67,6 @@ struct Ring {
     // All readers are done with what the stage had before.
     __device__ __forceinline__ void wait_empty(unsigned count) const {
         longwave::wait(empty(count), count / STAGES & 1 ^ 1);
-    }
-};
-
-// A tile: rows of one group. Groups that have no pairs come last.
-struct Tile {
-    unsigned expert, pair, pairs, row;
-
-    __device__ __forceinline__ bool find(const Operands& o, unsigned t) {
-        const unsigned of_group = (o.rows + TILE - 1) / TILE, group = t / of_group;
-        pairs = 0;
-        if (group < o.group_count) {
-            expert = o.groups[3 * group];
-            pair = o.groups[3 * group + 1];
-            pairs = o.groups[3 * group + 2];
-            row = t % of_group * TILE;
-        }
-        return pairs > 0;
     }
 };
 

@@ -29,23 +29,7 @@ constexpr unsigned STAGE = MOST * BLOCK, SCALES = STAGES * STAGE, SUMS = SCALES 
 constexpr unsigned POWERS = SUMS + CONSUMERS * MOST / 2 * 4, BARRIERS = POWERS + 8 * longwave::EXPERT_POWERS;
 
 using Operands = longwave::ExpertOperands;
-
-// A tile: rows of one group. Groups that have no pairs come last.
-struct Tile {
-    unsigned expert, pair, pairs, row;
-
-    __device__ __forceinline__ bool find(const Operands& o, unsigned t) {
-        const unsigned of_group = (o.rows + TILE - 1) / TILE, group = t / of_group;
-        pairs = 0;
-        if (group < o.group_count) {
-            expert = o.groups[3 * group];
-            pair = o.groups[3 * group + 1];
-            pairs = o.groups[3 * group + 2];
-            row = t % of_group * TILE;
-        }
-        return pairs > 0;
-    }
-};
+using Tile = longwave::ExpertRows<TILE>;
 
 // The column block after `block`: the next one of its part, or the first of the next part.
 __device__ __forceinline__ void advance(unsigned& block, unsigned& part, unsigned blocks) {

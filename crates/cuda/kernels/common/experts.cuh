@@ -51,6 +51,24 @@ struct ExpertOperands {
     }
 };
 
+// A tile: ROWS rows of one group. Groups that have no pairs come last.
+template <unsigned ROWS>
+struct ExpertRows {
+    unsigned expert, pair, pairs, row;
+
+    __device__ __forceinline__ bool find(const ExpertOperands& o, unsigned t) {
+        const unsigned of_group = (o.rows + ROWS - 1) / ROWS, group = t / of_group;
+        pairs = 0;
+        if (group < o.group_count) {
+            expert = o.groups[3 * group];
+            pair = o.groups[3 * group + 1];
+            pairs = o.groups[3 * group + 2];
+            row = t % of_group * ROWS;
+        }
+        return pairs > 0;
+    }
+};
+
 // A thread's weights of a column block: rows g and g + 8, with lane = 4 g + c.
 struct ExpertWeights {
     uint4 low, high;
